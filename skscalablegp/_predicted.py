@@ -25,14 +25,14 @@ _NODES = 64
 
 
 def predict_quantiles(
-    estimator: Any,
-    X: Any,
-    q: Any,
+    estimator,
+    X,
+    q,
     *,
     include_noise: bool = True,
-    noise_variance: Any = None,
+    noise_variance=None,
     as_frame: bool = False,
-) -> Any:
+):
     """Quantiles of the predictions of a fitted estimator, pipeline, search or transformed target.
 
     For a `TransformedTargetRegressor` the quantiles of its regressor are transformed back. Unlike
@@ -90,14 +90,14 @@ def predict_quantiles(
 
 
 def predict_interval(
-    estimator: Any,
-    X: Any,
-    coverage: Any = 0.95,
+    estimator,
+    X,
+    coverage=0.95,
     *,
     include_noise: bool = True,
-    noise_variance: Any = None,
+    noise_variance=None,
     as_frame: bool = False,
-) -> Any:
+):
     """Central intervals of the predictions of a fitted estimator, see `predict_quantiles`.
 
     Parameters
@@ -136,9 +136,7 @@ def predict_interval(
     return as_data_frame(out, X, INTERVAL) if as_frame else out
 
 
-def predict_std(
-    estimator: Any, X: Any, *, include_noise: bool = True, noise_variance: Any = None
-) -> np.ndarray:
+def predict_std(estimator, X, *, include_noise: bool = True, noise_variance=None) -> np.ndarray:
     """Standard deviations of the predictions of a fitted estimator, see `predict_quantiles`.
 
     Parameters

@@ -8,6 +8,8 @@ a separate regressor for each target, and so do the scorers. This file is longer
 each function documents its parameters in full.
 """
 
+from __future__ import annotations
+
 import copy
 from collections.abc import Callable
 from typing import Any
@@ -206,7 +208,7 @@ def interval_coverage(
     mean: ArrayLike,
     std: ArrayLike,
     *,
-    coverage: Any = 0.95,
+    coverage: float = 0.95,
     sample_weight: ArrayLike | None = None,
     multioutput: str | ArrayLike = "uniform_average",
 ) -> float | Float[np.ndarray, " t"]:
@@ -255,7 +257,7 @@ def interval_score(
     lower: ArrayLike,
     upper: ArrayLike,
     *,
-    coverage: Any = 0.95,
+    coverage: float = 0.95,
     sample_weight: ArrayLike | None = None,
     multioutput: str | ArrayLike = "uniform_average",
 ) -> float | Float[np.ndarray, " t"]:
@@ -306,7 +308,7 @@ def pinball_loss(
     y_true: ArrayLike,
     quantiles: ArrayLike,
     *,
-    q: Any,
+    q: ArrayLike,
     sample_weight: ArrayLike | None = None,
     multioutput: str | ArrayLike = "uniform_average",
 ) -> float | Float[np.ndarray, " t"]:
@@ -502,7 +504,7 @@ neg_nlpd_scorer = _PredictiveScorer("neg_nlpd_scorer", _nlpd_of, _moments, sign=
 neg_crps_scorer = _PredictiveScorer("neg_crps_scorer", _crps_of, _moments, sign=-1)
 
 
-def coverage_scorer(coverage: Any = 0.95) -> _PredictiveScorer:
+def coverage_scorer(coverage: float = 0.95) -> _PredictiveScorer:
     """Make a scorer that reports the share of targets inside central intervals.
 
     Parameters
@@ -523,7 +525,7 @@ def coverage_scorer(coverage: Any = 0.95) -> _PredictiveScorer:
     )
 
 
-def neg_interval_score_scorer(coverage: Any = 0.95) -> _PredictiveScorer:
+def neg_interval_score_scorer(coverage: float = 0.95) -> _PredictiveScorer:
     """Make a scorer of intervals: minus their `interval_score`.
 
     Parameters
@@ -546,7 +548,7 @@ def neg_interval_score_scorer(coverage: Any = 0.95) -> _PredictiveScorer:
     )
 
 
-def neg_pinball_scorer(q: Any = (0.05, 0.25, 0.5, 0.75, 0.95)) -> _PredictiveScorer:
+def neg_pinball_scorer(q: ArrayLike = (0.05, 0.25, 0.5, 0.75, 0.95)) -> _PredictiveScorer:
     """Make a scorer of quantiles: minus their mean `pinball_loss`.
 
     Parameters

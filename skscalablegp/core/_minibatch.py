@@ -147,7 +147,7 @@ class GPClassifierBase(ClassifierMixin, GPModel):
         return np.concatenate(blocks)
 
     @answers
-    def predict_proba(self, X: Any) -> np.ndarray:
+    def predict_proba(self, X) -> np.ndarray:
         """Predict class probabilities, averaged over the uncertainty of the latent functions.
 
         Parameters
@@ -167,7 +167,7 @@ class GPClassifierBase(ClassifierMixin, GPModel):
         """
         return self._by_blocks(X, self._probabilities)
 
-    def log_predictive_density(self, X: Any, y: Any) -> np.ndarray:
+    def log_predictive_density(self, X, y) -> np.ndarray:
         """Log predictive probabilities of observed classes, one for each row.
 
         Parameters
@@ -200,7 +200,7 @@ class GPClassifierBase(ClassifierMixin, GPModel):
         chosen = probabilities[np.arange(len(codes)), codes]
         return np.log(np.maximum(chosen, np.finfo(np.float64).tiny))
 
-    def predict(self, X: Any) -> np.ndarray:
+    def predict(self, X) -> np.ndarray:
         """Predict the most probable class.
 
         Parameters

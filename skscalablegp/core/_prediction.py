@@ -215,9 +215,7 @@ class GPPredictionBase(MultiOutputMixin, RegressorMixin, GPModel):
         return self._fitted_process().quantiles(X, q, bool(include_noise), known)
 
     @answers
-    def predict(
-        self, X: Any, return_std: bool = False, return_cov: bool = False, noise_variance: Any = None
-    ):
+    def predict(self, X, return_std: bool = False, return_cov: bool = False, noise_variance=None):
         """Predict the mean of y, and on request its standard deviation or covariance.
 
         Parameters
@@ -270,9 +268,7 @@ class GPPredictionBase(MultiOutputMixin, RegressorMixin, GPModel):
         return mean
 
     @answers
-    def predict_std(
-        self, X: Any, include_noise: bool = True, noise_variance: Any = None
-    ) -> np.ndarray:
+    def predict_std(self, X, include_noise: bool = True, noise_variance=None) -> np.ndarray:
         """Predict standard deviations.
 
         Parameters
@@ -303,13 +299,13 @@ class GPPredictionBase(MultiOutputMixin, RegressorMixin, GPModel):
     @answers
     def predict_quantiles(
         self,
-        X: Any,
-        q: Any,
+        X,
+        q,
         include_noise: bool = True,
-        noise_variance: Any = None,
+        noise_variance=None,
         *,
         as_frame: bool = False,
-    ) -> Any:
+    ):
         """Predict quantiles of new observations.
 
         Parameters
@@ -365,7 +361,7 @@ class GPPredictionBase(MultiOutputMixin, RegressorMixin, GPModel):
         return self._fitted_process().log_density(X, Y, known)
 
     @answers
-    def log_predictive_density(self, X: Any, y: Any, noise_variance: Any = None) -> np.ndarray:
+    def log_predictive_density(self, X, y, noise_variance=None) -> np.ndarray:
         """Log predictive densities of observations, one for each row.
 
         Parameters
@@ -409,13 +405,13 @@ class GPPredictionBase(MultiOutputMixin, RegressorMixin, GPModel):
     @answers
     def predict_interval(
         self,
-        X: Any,
-        coverage: Any = 0.95,
+        X,
+        coverage=0.95,
         include_noise: bool = True,
-        noise_variance: Any = None,
+        noise_variance=None,
         *,
         as_frame: bool = False,
-    ) -> Any:
+    ):
         """Predict central intervals for new observations.
 
         Parameters
@@ -473,9 +469,7 @@ class GPPredictionBase(MultiOutputMixin, RegressorMixin, GPModel):
         return squeeze(covariance)
 
     @answers
-    def sample_y(
-        self, X: Any, n_samples: int = 1, random_state: Any = 0, noise_variance: Any = None
-    ) -> np.ndarray:
+    def sample_y(self, X, n_samples: int = 1, random_state=0, noise_variance=None) -> np.ndarray:
         """Draw joint samples of y from the posterior.
 
         Parameters

@@ -279,7 +279,7 @@ class GPRegressorBase(TableRegressorBase):
 
     @answers
     def log_marginal_likelihood(
-        self, theta: Any = None, eval_gradient: bool = False, clone_kernel: bool = True
+        self, theta=None, eval_gradient: bool = False, clone_kernel: bool = True
     ):
         """The log marginal likelihood of the training data, in normalised target units.
 

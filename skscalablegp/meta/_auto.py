@@ -74,6 +74,9 @@ class AutoGPRegressor(AutoBase, NoisyRegressorBase):
     random_state : int, RandomState instance or None, default=None
         Seed for all random choices of a fit; None uses a new seed each time. It also seeds the
         regressors if they have no seed of their own.
+    max_seconds : float or None, default=None
+        Time budget of the whole fit in seconds; when it runs out, the best state so far is kept.
+        None fits all members, and repeats identically. Sixty seconds suit most tables.
     memory_budget : float or "auto", default="auto"
         Memory that matrices may take, in bytes; "auto" uses what the machine has free. A member
         that needs more is dropped.
@@ -84,9 +87,6 @@ class AutoGPRegressor(AutoBase, NoisyRegressorBase):
     callbacks : callable, list of callable or None, default=None
         Functions called after each step or score with a `TrainingStep`; training ends when one
         returns a true value. The steps are those of the regressors of this package.
-    max_seconds : float or None, default=None
-        Time budget of the whole fit in seconds; when it runs out, the best state so far is kept.
-        None fits all members, and repeats identically. Sixty seconds suit most tables.
     verbose : int, default=0
         Whether to show a progress bar.
 
@@ -166,16 +166,16 @@ class AutoGPRegressor(AutoBase, NoisyRegressorBase):
 
     def __init__(  # noqa: PLR0913 (one for each setting)
         self,
-        members: Any = "auto",
+        members="auto",
         *,
-        validation_fraction: Any = 0.2,
-        random_state: Any = None,
-        memory_budget: Any = "auto",
-        device: Any = "auto",
-        dtype: Any = "auto",
-        callbacks: Any = None,
-        max_seconds: Any = None,
-        verbose: Any = 0,
+        validation_fraction=0.2,
+        random_state=None,
+        max_seconds=None,
+        memory_budget="auto",
+        device="auto",
+        dtype="auto",
+        callbacks=None,
+        verbose=0,
     ):
         self._set(locals())
 

@@ -101,7 +101,7 @@ class TableEncoder:
             self.source_ += [j] * len(column.names)
         return self
 
-    def transform(self, X: Any) -> np.ndarray:
+    def transform(self, X) -> np.ndarray:
         """The encoded table.
 
         Parameters

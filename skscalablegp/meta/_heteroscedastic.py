@@ -57,6 +57,11 @@ class HeteroscedasticRegressor(NoisyRegressorBase):
         more, without a share of the rows. "auto" takes "leave_one_out" if there is a closed form;
         otherwise it takes 5 folds if fewer than 2,000 rows would be held out, and "held_out" if
         there are more.
+    tails : {"normal", "student", "empirical", "auto"}, default="normal"
+        Shape of the distribution from which quantiles and intervals are computed. "student" is
+        Student's t, and "empirical" takes the quantiles of the standardised errors of left-out
+        rows. "auto" fits each shape to half of these errors and takes the shape with the lowest
+        CRPS on the other half. With fewer than 20 rows the shape is normal.
     validation_fraction : float, default=0.2
         Fraction of the rows that is held out. "held_out" uses it, and above 10,000 rows so do the
         means from which the noise model learns. The regressor that predicts is fitted on all rows
@@ -64,14 +69,16 @@ class HeteroscedasticRegressor(NoisyRegressorBase):
     n_refits : int, default=0
         Number of times that the regressor is fitted again with the learned noise. Its ``fit``
         receives the noise as `noise_variance`, or as weights where it takes `sample_weight`.
-    tails : {"normal", "student", "empirical", "auto"}, default="normal"
-        Shape of the distribution from which quantiles and intervals are computed. "student" is
-        Student's t, and "empirical" takes the quantiles of the standardised errors of left-out
-        rows. "auto" fits each shape to half of these errors and takes the shape with the lowest
-        CRPS on the other half. With fewer than 20 rows the shape is normal.
     random_state : int, RandomState instance or None, default=None
         Seed for all random choices of a fit; None uses a new seed each time. It also seeds the
         regressor if that has no seed of its own.
+    max_seconds : float or None, default=None
+        Time budget of the whole fit in seconds; when it runs out, the best state so far is kept.
+        Up to 60% of it are for a first fit: to all rows where there is a closed form, otherwise
+        without the rows that then judge it. Further folds, and a fit to all rows, begin only if
+        they will end in time, by the time of the first one. If no time is left to learn the noise,
+        standard deviations have one factor, from the errors on rows left out. A regressor of
+        another package, or a pipeline, is stopped only between two fits, never within one.
     memory_budget : float or "auto", default="auto"
         Memory that matrices may take, in bytes; "auto" uses what the machine has free. It also
         holds for the regressor if that has "auto".
@@ -85,13 +92,6 @@ class HeteroscedasticRegressor(NoisyRegressorBase):
         Functions called after each step or score with a `TrainingStep`; training ends when one
         returns a true value. The steps are those of the regressor; regressors of other packages
         have none.
-    max_seconds : float or None, default=None
-        Time budget of the whole fit in seconds; when it runs out, the best state so far is kept.
-        Up to 60% of it are for a first fit: to all rows where there is a closed form, otherwise
-        without the rows that then judge it. Further folds, and a fit to all rows, begin only if
-        they will end in time, by the time of the first one. If no time is left to learn the noise,
-        standard deviations have one factor, from the errors on rows left out. A regressor of
-        another package, or a pipeline, is stopped only between two fits, never within one.
     verbose : int, default=0
         Whether to show a progress bar.
 
@@ -162,20 +162,20 @@ class HeteroscedasticRegressor(NoisyRegressorBase):
 
     def __init__(  # noqa: PLR0913 (one for each setting)
         self,
-        estimator: Any = None,
-        noise_estimator: Any = None,
+        estimator=None,
+        noise_estimator=None,
         *,
-        residuals: Any = "auto",
-        validation_fraction: Any = 0.2,
-        n_refits: Any = 0,
-        tails: Any = "normal",
-        random_state: Any = None,
-        memory_budget: Any = "auto",
-        device: Any = "auto",
-        dtype: Any = "auto",
-        callbacks: Any = None,
-        max_seconds: Any = None,
-        verbose: Any = 0,
+        residuals="auto",
+        tails="normal",
+        validation_fraction=0.2,
+        n_refits=0,
+        random_state=None,
+        max_seconds=None,
+        memory_budget="auto",
+        device="auto",
+        dtype="auto",
+        callbacks=None,
+        verbose=0,
     ):
         self._set(locals())
 

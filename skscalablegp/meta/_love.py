@@ -47,16 +47,13 @@ class LOVEPredictor(MetaRegressorBase):
     variance_rank : int or None, default=100
         Rank of the low-rank approximation of the variances. A fit tries this rank first; None is
         the full rank, which is exact up to rounding.
-    max_variance_rank : int or "auto", default="auto"
-        Largest rank that a fit tries. "auto" is 1,600; if that is not enough, exact variances take
-        over. With an int, a ConvergenceWarning says if the error is still above `variance_tol` at
-        that rank.
-    variance_tol : float, default=0.0001
-        Accepted error of the variances, as a fraction of the target's mean square. The error is the
-        largest absolute one at the measured rows.
     random_state : int, RandomState instance or None, default=None
         Seed for all random choices of a fit; None uses a new seed each time. It chooses the rows at
         which the error is measured, and seeds the regressor if that has no seed of its own.
+    max_seconds : float or None, default=None
+        Time budget of the whole fit in seconds; when it runs out, the best state so far is kept. It
+        also limits the regressor, unless that has a smaller budget of its own. Variances of the
+        first rank are always computed.
     memory_budget : float or "auto", default="auto"
         Memory that matrices may take, in bytes; "auto" uses what the machine has free. It also
         holds for the regressor if that has "auto".
@@ -70,12 +67,15 @@ class LOVEPredictor(MetaRegressorBase):
         Functions called after each step or score with a `TrainingStep`; training ends when one
         returns a true value. The steps are those of the regressor, followed by a score of stage
         "variances" for each rank.
-    max_seconds : float or None, default=None
-        Time budget of the whole fit in seconds; when it runs out, the best state so far is kept. It
-        also limits the regressor, unless that has a smaller budget of its own. Variances of the
-        first rank are always computed.
     verbose : int, default=0
         Whether to show a progress bar.
+    max_variance_rank : int or "auto", default="auto"
+        Largest rank that a fit tries. "auto" is 1,600; if that is not enough, exact variances take
+        over. With an int, a ConvergenceWarning says if the error is still above `variance_tol` at
+        that rank.
+    variance_tol : float, default=0.0001
+        Accepted error of the variances, as a fraction of the target's mean square. The error is the
+        largest absolute one at the measured rows.
 
     Attributes
     ----------
@@ -132,18 +132,18 @@ class LOVEPredictor(MetaRegressorBase):
 
     def __init__(  # noqa: PLR0913 (one for each setting)
         self,
-        estimator: Any = None,
+        estimator=None,
         *,
-        variance_rank: Any = 100,
-        max_variance_rank: Any = "auto",
-        variance_tol: Any = 1e-4,
-        random_state: Any = None,
-        memory_budget: Any = "auto",
-        device: Any = "auto",
-        dtype: Any = "auto",
-        callbacks: Any = None,
-        max_seconds: Any = None,
-        verbose: Any = 0,
+        variance_rank=100,
+        random_state=None,
+        max_seconds=None,
+        memory_budget="auto",
+        device="auto",
+        dtype="auto",
+        callbacks=None,
+        verbose=0,
+        max_variance_rank="auto",
+        variance_tol=1e-4,
     ):
         self._set(locals())
 

@@ -77,6 +77,10 @@ class MeanFunctionRegressor(MetaRegressorBase):
     random_state : int, RandomState instance or None, default=None
         Seed for all random choices of a fit; None uses a new seed each time. It also seeds both
         regressors if they have no seed of their own.
+    max_seconds : float or None, default=None
+        Time budget of the whole fit in seconds; when it runs out, the best state so far is kept. A
+        fit of the mean function is never stopped. If there is no time to compare the default one,
+        the process is alone.
     memory_budget : float or "auto", default="auto"
         Memory that matrices may take, in bytes; "auto" uses what the machine has free. It also
         holds for the process if that has "auto".
@@ -89,10 +93,6 @@ class MeanFunctionRegressor(MetaRegressorBase):
     callbacks : callable, list of callable or None, default=None
         Functions called after each step or score with a `TrainingStep`; training ends when one
         returns a true value. The steps are those of the process.
-    max_seconds : float or None, default=None
-        Time budget of the whole fit in seconds; when it runs out, the best state so far is kept. A
-        fit of the mean function is never stopped. If there is no time to compare the default one,
-        the process is alone.
     verbose : int, default=0
         Whether to show a progress bar.
 
@@ -147,18 +147,18 @@ class MeanFunctionRegressor(MetaRegressorBase):
 
     def __init__(  # noqa: PLR0913 (one for each setting)
         self,
-        estimator: Any = None,
-        mean_function: Any = None,
+        estimator=None,
+        mean_function=None,
         *,
-        weight: Any = "auto",
-        n_folds: Any = 5,
-        random_state: Any = None,
-        memory_budget: Any = "auto",
-        device: Any = "auto",
-        dtype: Any = "auto",
-        callbacks: Any = None,
-        max_seconds: Any = None,
-        verbose: Any = 0,
+        weight="auto",
+        n_folds=5,
+        random_state=None,
+        max_seconds=None,
+        memory_budget="auto",
+        device="auto",
+        dtype="auto",
+        callbacks=None,
+        verbose=0,
     ):
         self._set(locals())
 

@@ -64,6 +64,13 @@ class StackedGPRegressor(NamedEstimators, MetaRegressorBase):
     random_state : int, RandomState instance or None, default=None
         Seed for all random choices of a fit; None uses a new seed each time. It also seeds the
         regressors if they have no seed of their own.
+    max_seconds : float or None, default=None
+        Time budget of the whole fit in seconds; when it runs out, the best state so far is kept.
+        The regressors are fitted without held-out rows and judged one after the other; each may
+        take up to twice an equal share of the remaining time. Those that have not been judged in
+        time are left out, and a fit to all rows that would not end in time, by the time of the one
+        before, is not begun. Regressors of other packages are stopped only between two fits; the
+        default trees above 10,000 rows keep to their share.
     memory_budget : float or "auto", default="auto"
         Memory that matrices may take, in bytes; "auto" uses what the machine has free. It also
         holds for the regressors if they have "auto".
@@ -76,13 +83,6 @@ class StackedGPRegressor(NamedEstimators, MetaRegressorBase):
     callbacks : callable, list of callable or None, default=None
         Functions called after each step or score with a `TrainingStep`; training ends when one
         returns a true value. The steps are those of the regressors of this package.
-    max_seconds : float or None, default=None
-        Time budget of the whole fit in seconds; when it runs out, the best state so far is kept.
-        The regressors are fitted without held-out rows and judged one after the other; each may
-        take up to twice an equal share of the remaining time. Those that have not been judged in
-        time are left out, and a fit to all rows that would not end in time, by the time of the one
-        before, is not begun. Regressors of other packages are stopped only between two fits; the
-        default trees above 10,000 rows keep to their share.
     verbose : int, default=0
         Whether to show a progress bar.
 
@@ -145,16 +145,16 @@ class StackedGPRegressor(NamedEstimators, MetaRegressorBase):
 
     def __init__(  # noqa: PLR0913 (one for each setting)
         self,
-        estimators: Any = None,
+        estimators=None,
         *,
-        validation_fraction: Any = 0.2,
-        random_state: Any = None,
-        memory_budget: Any = "auto",
-        device: Any = "auto",
-        dtype: Any = "auto",
-        callbacks: Any = None,
-        max_seconds: Any = None,
-        verbose: Any = 0,
+        validation_fraction=0.2,
+        random_state=None,
+        max_seconds=None,
+        memory_budget="auto",
+        device="auto",
+        dtype="auto",
+        callbacks=None,
+        verbose=0,
     ):
         self._set(locals())
 

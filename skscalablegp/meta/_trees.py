@@ -141,7 +141,7 @@ class BoostedTrees(RegressorMixin, BaseEstimator):
             self.cut_ |= cut
         return self
 
-    def predict(self, X: Any) -> np.ndarray:
+    def predict(self, X) -> np.ndarray:
         """The trees, plus the line where there is one."""
         check_is_fitted(self)
         trees = self.trees_.predict(X)
@@ -211,7 +211,7 @@ class RandomizedTrees(RegressorMixin, BaseEstimator):
         self.least_ = _LEAST_SPREAD * float(np.var(y))
         return self
 
-    def predict(self, X: Any, return_std: bool = False) -> Any:
+    def predict(self, X, return_std: bool = False) -> Any:
         """The mean of the trees, and with `return_std` their standard deviation."""
         check_is_fitted(self)
         if not return_std:

@@ -56,6 +56,18 @@ class ParameterContract:
             rule, whole = cls._parameter_constraints[name], PARAMETERS[name]
             assert [r for r in whole if r is not auto or default == "auto"] == rule, name
 
+    def test_the_order_is_that_of_the_table(self, cls):
+        """The model, training, solves, limits, and the rest; positional parameters come first."""
+        given = inspect.signature(cls).parameters.values()
+        order = [p.name for p in given if p.kind is p.KEYWORD_ONLY]
+        assert order == [name for name in PARAMETERS if name in order]
+
+    def test_signatures_are_short(self, cls):
+        """Types that say nothing only lengthen what ``help`` shows."""
+        calls = (cls, getattr(cls, "predict", None), getattr(cls, "predict_interval", None))
+        for call in filter(None, calls):
+            assert "Any" not in str(inspect.signature(call))
+
     def test_auto_is_accepted_where_it_is_documented(self, cls):
         for name, (kind, _) in documented(cls).items():
             rules = [make_constraint(rule) for rule in cls._parameter_constraints[name]]

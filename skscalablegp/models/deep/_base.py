@@ -485,7 +485,7 @@ class DeepKernelRegressorBase(MinibatchGPRegressorBase):
             ]
         return torch.cat(parts).cpu().numpy()
 
-    def log_marginal_likelihood(self, theta: Any = None, eval_gradient: bool = False) -> float:
+    def log_marginal_likelihood(self, theta=None, eval_gradient: bool = False) -> float:
         """The exact log marginal likelihood of the training rows, in normalised units.
 
         Parameters

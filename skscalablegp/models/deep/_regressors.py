@@ -5,8 +5,6 @@ The file is long because every class documents all of its parameters.
 
 from __future__ import annotations
 
-from typing import Any
-
 from ...core import FitRun
 from ._base import DeepKernelRegressorBase
 from ._batch import BatchGradient, MinibatchGradient, automatic_rate
@@ -37,6 +35,10 @@ class SCGDDKLRegressor(DeepKernelRegressorBase):
         RationalQuadratic) become random Fourier features. The noise is that of a WhiteKernel, in
         units of the normalised target, or is learned beside a kernel without one. None is
         ``ConstantKernel() * DotProduct()``, the linear kernel.
+    n_components : int, default=1000
+        Number of basis functions; each random frequency contributes two, a sine and a cosine. The
+        kernel's products with a stationary factor share them equally. The exact columns of
+        DotProduct and constants are added to this number, and a kernel of these alone ignores it.
     feature_extractor : "auto", int, array-like, callable, torch.nn.Module or None, default="auto"
         Network between the rows and the kernel: layer sizes, a torch module, or a callable that
         returns a module for a given number of columns. "auto" is two layers of 128. For up to 3,000
@@ -46,31 +48,25 @@ class SCGDDKLRegressor(DeepKernelRegressorBase):
         is copied, and training starts from its current weights. The features of a row must not
         depend on other rows (batch norm) or on random numbers (dropout), unless the module is in
         ``eval()`` mode.
-    activation : {"relu", "leaky_relu", "elu", "gelu", "silu", "softplus", "tanh"}, default="silu"
-        Activation function after each layer of a network that is given by its layer sizes.
-    n_components : int, default=1000
-        Number of basis functions; each random frequency contributes two, a sine and a cosine. The
-        kernel's products with a stationary factor share them equally. The exact columns of
-        DotProduct and constants are added to this number, and a kernel of these alone ignores it.
-    min_noise : float, default=0.01
-        Lower bound of the noise standard deviation, in units of the normalised target. It must be
-        below 10. A WhiteKernel has bounds of its own.
-    batch_size : int or "auto", default="auto"
-        Number of rows in a training step. "auto" is 64 for up to 100,000 rows and 256 for more.
-    max_epochs : int or "auto", default="auto"
-        Maximum number of training passes over the rows. The learning rate falls to zero at the last
-        one. "auto" takes about 12,000 steps of 64 rows, but at most 100 epochs; if these steps are
-        fewer than 28 epochs, it takes 28, but at most 18,000 steps. `partial_fit` always takes one
-        pass.
-    learning_rate : float or "auto", default="auto"
-        Step size of the optimiser, for optimisers that have one. It is the initial step size, which
-        falls to zero along a half cosine over all steps or the time budget. "auto" is 0.01 for
-        Adam, times the square root of batch_size / 64 for smaller batches, and 1 for Adadelta.
+    normalize_y : bool or "auto", default="auto"
+        Whether to subtract the target's mean and divide by its standard deviation before training.
+        "auto" does so. Without it the prior mean is zero in the target's units, and the unit of the
+        noise is the target's root mean square.
+    small_table : {"exact", "method"}, default="exact"
+        Whether the exact process takes the place of the method on tables of few rows. "exact" does
+        so up to 3,000 rows, unless `feature_extractor` or `kernel` is given. "method" never does.
     optimizer : str, callable or None, default="adam"
         Method that trains the hyperparameters; None keeps them at their initial values. It also
         trains the network. Names are "adam", "adamw", "adadelta", "adagrad", "rmsprop" and "sgd". A
         callable receives a list of parameter groups and returns a `torch.optim.Optimizer`. None
         also keeps the initial network and a noise variance of 0.1.
+    max_epochs : int or "auto", default="auto"
+        Maximum number of training passes over the rows. The learning rate falls to zero at the last
+        one. "auto" takes about 12,000 steps of 64 rows, but at most 100 epochs; if these steps are
+        fewer than 28 epochs, it takes 28, but at most 18,000 steps. `partial_fit` always takes one
+        pass.
+    batch_size : int or "auto", default="auto"
+        Number of rows in a training step. "auto" is 64 for up to 100,000 rows and 256 for more.
     early_stopping : bool or "auto", default="auto"
         Whether rows are held out to choose the best parameters. The score is then the mean negative
         log density of these rows; otherwise it is the exact negative log marginal likelihood per
@@ -79,27 +75,11 @@ class SCGDDKLRegressor(DeepKernelRegressorBase):
         rows.
     validation_fraction : float, default=0.1
         Fraction of the rows that is held out.
-    exact_passes : bool, default=True
-        Whether each score also sets the parameters that have a closed-form optimum to that optimum.
-        These are the weights, the noise, the amplitude and the matrix that approximates F. With
-        False the steps train them, as published, except at the start and for the posterior.
-    tol : float, default=0.0001
-        Smallest improvement of a score that counts as progress. Only `n_iter_no_change` uses it.
-    n_iter_no_change : int or None, default=None
-        Number of steps or scores without progress after which training ends; None switches this
-        rule off. It counts scores; a complete training has 20.
-    normalize_y : bool or "auto", default="auto"
-        Whether to subtract the target's mean and divide by its standard deviation before training.
-        "auto" does so. Without it the prior mean is zero in the target's units, and the unit of the
-        noise is the target's root mean square.
-    n_targets : int, default=None
-        Number of target columns; a fit checks it against y.
-    small_table : {"exact", "method"}, default="exact"
-        Whether the exact process takes the place of the method on tables of few rows. "exact" does
-        so up to 3,000 rows, unless `feature_extractor` or `kernel` is given. "method" never does.
     random_state : int, RandomState instance or None, default=None
         Seed for all random choices of a fit; None uses a new seed each time. It determines the
         initial network, the frequencies, the held-out rows and the batches.
+    max_seconds : float or None, default=None
+        Time budget of the whole fit in seconds; when it runs out, the best state so far is kept.
     memory_budget : float or "auto", default="auto"
         Memory that matrices may take, in bytes; "auto" uses what the machine has free.
     device : str, default="auto"
@@ -111,10 +91,28 @@ class SCGDDKLRegressor(DeepKernelRegressorBase):
     callbacks : callable, list of callable or None, default=None
         Functions called after each step or score with a `TrainingStep`; training ends when one
         returns a true value. Here they are called after each score.
-    max_seconds : float or None, default=None
-        Time budget of the whole fit in seconds; when it runs out, the best state so far is kept.
     verbose : int, default=0
         Whether to show a progress bar.
+    min_noise : float, default=0.01
+        Lower bound of the noise standard deviation, in units of the normalised target. It must be
+        below 10. A WhiteKernel has bounds of its own.
+    n_targets : int, default=None
+        Number of target columns; a fit checks it against y.
+    learning_rate : float or "auto", default="auto"
+        Step size of the optimiser, for optimisers that have one. It is the initial step size, which
+        falls to zero along a half cosine over all steps or the time budget. "auto" is 0.01 for
+        Adam, times the square root of batch_size / 64 for smaller batches, and 1 for Adadelta.
+    n_iter_no_change : int or None, default=None
+        Number of steps or scores without progress after which training ends; None switches this
+        rule off. It counts scores; a complete training has 20.
+    tol : float, default=0.0001
+        Smallest improvement of a score that counts as progress. Only `n_iter_no_change` uses it.
+    activation : {"relu", "leaky_relu", "elu", "gelu", "silu", "softplus", "tanh"}, default="silu"
+        Activation function after each layer of a network that is given by its layer sizes.
+    exact_passes : bool, default=True
+        Whether each score also sets the parameters that have a closed-form optimum to that optimum.
+        These are the weights, the noise, the amplitude and the matrix that approximates F. With
+        False the steps train them, as published, except at the start and for the posterior.
     averaging : float or "auto", default="auto"
         Weight of a batch in the running average. It is called b_t and lies in (0, 1]. "auto" is
         batch_size / (10 m) for m features. The paper uses 0.9, with which the method is close to
@@ -186,33 +184,33 @@ class SCGDDKLRegressor(DeepKernelRegressorBase):
 
     def __init__(  # noqa: PLR0913 (one for each setting)
         self,
-        kernel: Any = None,
+        kernel=None,
         *,
-        feature_extractor: Any = "auto",
-        activation: Any = "silu",
-        n_components: Any = 1000,
-        min_noise: Any = 0.01,
-        batch_size: Any = "auto",
-        max_epochs: Any = "auto",
-        learning_rate: Any = "auto",
-        optimizer: Any = "adam",
-        early_stopping: Any = "auto",
-        validation_fraction: Any = 0.1,
-        exact_passes: Any = True,
-        tol: Any = 1e-4,
-        n_iter_no_change: Any = None,
-        normalize_y: Any = "auto",
-        n_targets: Any = None,
-        small_table: Any = "exact",
-        random_state: Any = None,
-        memory_budget: Any = "auto",
-        device: Any = "auto",
-        dtype: Any = "auto",
-        callbacks: Any = None,
-        max_seconds: Any = None,
-        verbose: Any = 0,
-        averaging: Any = "auto",
-        averaging_decay: Any = 0.0,
+        n_components=1000,
+        feature_extractor="auto",
+        normalize_y="auto",
+        small_table="exact",
+        optimizer="adam",
+        max_epochs="auto",
+        batch_size="auto",
+        early_stopping="auto",
+        validation_fraction=0.1,
+        random_state=None,
+        max_seconds=None,
+        memory_budget="auto",
+        device="auto",
+        dtype="auto",
+        callbacks=None,
+        verbose=0,
+        min_noise=0.01,
+        n_targets=None,
+        learning_rate="auto",
+        n_iter_no_change=None,
+        tol=1e-4,
+        activation="silu",
+        exact_passes=True,
+        averaging="auto",
+        averaging_decay=0.0,
     ):
         self._set(locals())
 
@@ -243,6 +241,10 @@ class MinimaxDKLRegressor(DeepKernelRegressorBase):
         RationalQuadratic) become random Fourier features. The noise is that of a WhiteKernel, in
         units of the normalised target, or is learned beside a kernel without one. None is
         ``ConstantKernel() * DotProduct()``, the linear kernel.
+    n_components : int, default=1000
+        Number of basis functions; each random frequency contributes two, a sine and a cosine. The
+        kernel's products with a stationary factor share them equally. The exact columns of
+        DotProduct and constants are added to this number, and a kernel of these alone ignores it.
     feature_extractor : "auto", int, array-like, callable, torch.nn.Module or None, default="auto"
         Network between the rows and the kernel: layer sizes, a torch module, or a callable that
         returns a module for a given number of columns. "auto" is two layers of 128. For up to 3,000
@@ -252,31 +254,25 @@ class MinimaxDKLRegressor(DeepKernelRegressorBase):
         is copied, and training starts from its current weights. The features of a row must not
         depend on other rows (batch norm) or on random numbers (dropout), unless the module is in
         ``eval()`` mode.
-    activation : {"relu", "leaky_relu", "elu", "gelu", "silu", "softplus", "tanh"}, default="silu"
-        Activation function after each layer of a network that is given by its layer sizes.
-    n_components : int, default=1000
-        Number of basis functions; each random frequency contributes two, a sine and a cosine. The
-        kernel's products with a stationary factor share them equally. The exact columns of
-        DotProduct and constants are added to this number, and a kernel of these alone ignores it.
-    min_noise : float, default=0.01
-        Lower bound of the noise standard deviation, in units of the normalised target. It must be
-        below 10. A WhiteKernel has bounds of its own.
-    batch_size : int or "auto", default="auto"
-        Number of rows in a training step. "auto" is 64 for up to 100,000 rows and 256 for more.
-    max_epochs : int or "auto", default="auto"
-        Maximum number of training passes over the rows. The learning rate falls to zero at the last
-        one. "auto" takes about 12,000 steps of 64 rows, but at most 100 epochs; if these steps are
-        fewer than 28 epochs, it takes 28, but at most 18,000 steps. `partial_fit` always takes one
-        pass.
-    learning_rate : float or "auto", default="auto"
-        Step size of the optimiser, for optimisers that have one. It is the initial step size, which
-        falls to zero along a half cosine over all steps or the time budget. "auto" is 0.01 for
-        Adam, times the square root of batch_size / 64 for smaller batches, and 1 for Adadelta.
+    normalize_y : bool or "auto", default="auto"
+        Whether to subtract the target's mean and divide by its standard deviation before training.
+        "auto" does so. Without it the prior mean is zero in the target's units, and the unit of the
+        noise is the target's root mean square.
+    small_table : {"exact", "method"}, default="exact"
+        Whether the exact process takes the place of the method on tables of few rows. "exact" does
+        so up to 3,000 rows, unless `feature_extractor` or `kernel` is given. "method" never does.
     optimizer : str, callable or None, default="adam"
         Method that trains the hyperparameters; None keeps them at their initial values. It also
         trains the network. Names are "adam", "adamw", "adadelta", "adagrad", "rmsprop" and "sgd". A
         callable receives a list of parameter groups and returns a `torch.optim.Optimizer`. None
         also keeps the initial network and a noise variance of 0.1.
+    max_epochs : int or "auto", default="auto"
+        Maximum number of training passes over the rows. The learning rate falls to zero at the last
+        one. "auto" takes about 12,000 steps of 64 rows, but at most 100 epochs; if these steps are
+        fewer than 28 epochs, it takes 28, but at most 18,000 steps. `partial_fit` always takes one
+        pass.
+    batch_size : int or "auto", default="auto"
+        Number of rows in a training step. "auto" is 64 for up to 100,000 rows and 256 for more.
     early_stopping : bool or "auto", default="auto"
         Whether rows are held out to choose the best parameters. The score is then the mean negative
         log density of these rows; otherwise it is the exact negative log marginal likelihood per
@@ -285,27 +281,11 @@ class MinimaxDKLRegressor(DeepKernelRegressorBase):
         rows.
     validation_fraction : float, default=0.1
         Fraction of the rows that is held out.
-    exact_passes : bool, default=True
-        Whether each score also sets the parameters that have a closed-form optimum to that optimum.
-        These are the weights, the noise, the amplitude and the matrix that approximates F. With
-        False the steps train them, as published, except at the start and for the posterior.
-    tol : float, default=0.0001
-        Smallest improvement of a score that counts as progress. Only `n_iter_no_change` uses it.
-    n_iter_no_change : int or None, default=None
-        Number of steps or scores without progress after which training ends; None switches this
-        rule off. It counts scores; a complete training has 20.
-    normalize_y : bool or "auto", default="auto"
-        Whether to subtract the target's mean and divide by its standard deviation before training.
-        "auto" does so. Without it the prior mean is zero in the target's units, and the unit of the
-        noise is the target's root mean square.
-    n_targets : int, default=None
-        Number of target columns; a fit checks it against y.
-    small_table : {"exact", "method"}, default="exact"
-        Whether the exact process takes the place of the method on tables of few rows. "exact" does
-        so up to 3,000 rows, unless `feature_extractor` or `kernel` is given. "method" never does.
     random_state : int, RandomState instance or None, default=None
         Seed for all random choices of a fit; None uses a new seed each time. It determines the
         initial network, the frequencies, the held-out rows and the batches.
+    max_seconds : float or None, default=None
+        Time budget of the whole fit in seconds; when it runs out, the best state so far is kept.
     memory_budget : float or "auto", default="auto"
         Memory that matrices may take, in bytes; "auto" uses what the machine has free.
     device : str, default="auto"
@@ -317,10 +297,24 @@ class MinimaxDKLRegressor(DeepKernelRegressorBase):
     callbacks : callable, list of callable or None, default=None
         Functions called after each step or score with a `TrainingStep`; training ends when one
         returns a true value. Here they are called after each score.
-    max_seconds : float or None, default=None
-        Time budget of the whole fit in seconds; when it runs out, the best state so far is kept.
     verbose : int, default=0
         Whether to show a progress bar.
+    min_noise : float, default=0.01
+        Lower bound of the noise standard deviation, in units of the normalised target. It must be
+        below 10. A WhiteKernel has bounds of its own.
+    n_targets : int, default=None
+        Number of target columns; a fit checks it against y.
+    learning_rate : float or "auto", default="auto"
+        Step size of the optimiser, for optimisers that have one. It is the initial step size, which
+        falls to zero along a half cosine over all steps or the time budget. "auto" is 0.01 for
+        Adam, times the square root of batch_size / 64 for smaller batches, and 1 for Adadelta.
+    n_iter_no_change : int or None, default=None
+        Number of steps or scores without progress after which training ends; None switches this
+        rule off. It counts scores; a complete training has 20.
+    tol : float, default=0.0001
+        Smallest improvement of a score that counts as progress. Only `n_iter_no_change` uses it.
+    activation : {"relu", "leaky_relu", "elu", "gelu", "silu", "softplus", "tanh"}, default="silu"
+        Activation function after each layer of a network that is given by its layer sizes.
     penalty : float or callable, default=2.0
         Weight of the penalty term in the saddle-point problem. It is called mu and multiplies the
         difference between A and F, relative to F; from 1 on the constraint is exact. A function of
@@ -329,6 +323,10 @@ class MinimaxDKLRegressor(DeepKernelRegressorBase):
         Scale relative to which the constraint of the saddle-point problem is measured. With
         "relative" the scale is F. With "published" it is the determinant of A; the constraint is
         then exact only for a penalty above the condition number of F.
+    exact_passes : bool, default=True
+        Whether each score also sets the parameters that have a closed-form optimum to that optimum.
+        These are the weights, the noise, the amplitude and the matrix that approximates F. With
+        False the steps train them, as published, except at the start and for the posterior.
     dual_rate : float or "auto", default="auto"
         Step size of the ascent in the saddle-point problem. It is the share, in (0, 1], by which
         one batch changes B. "auto" is batch_size / (400 m) for m features; the noise of batches
@@ -398,34 +396,34 @@ class MinimaxDKLRegressor(DeepKernelRegressorBase):
 
     def __init__(  # noqa: PLR0913 (one for each setting)
         self,
-        kernel: Any = None,
+        kernel=None,
         *,
-        feature_extractor: Any = "auto",
-        activation: Any = "silu",
-        n_components: Any = 1000,
-        min_noise: Any = 0.01,
-        batch_size: Any = "auto",
-        max_epochs: Any = "auto",
-        learning_rate: Any = "auto",
-        optimizer: Any = "adam",
-        early_stopping: Any = "auto",
-        validation_fraction: Any = 0.1,
-        exact_passes: Any = True,
-        tol: Any = 1e-4,
-        n_iter_no_change: Any = None,
-        normalize_y: Any = "auto",
-        n_targets: Any = None,
-        small_table: Any = "exact",
-        random_state: Any = None,
-        memory_budget: Any = "auto",
-        device: Any = "auto",
-        dtype: Any = "auto",
-        callbacks: Any = None,
-        max_seconds: Any = None,
-        verbose: Any = 0,
-        penalty: Any = 2.0,
-        penalty_scale: Any = "relative",
-        dual_rate: Any = "auto",
+        n_components=1000,
+        feature_extractor="auto",
+        normalize_y="auto",
+        small_table="exact",
+        optimizer="adam",
+        max_epochs="auto",
+        batch_size="auto",
+        early_stopping="auto",
+        validation_fraction=0.1,
+        random_state=None,
+        max_seconds=None,
+        memory_budget="auto",
+        device="auto",
+        dtype="auto",
+        callbacks=None,
+        verbose=0,
+        min_noise=0.01,
+        n_targets=None,
+        learning_rate="auto",
+        n_iter_no_change=None,
+        tol=1e-4,
+        activation="silu",
+        penalty=2.0,
+        penalty_scale="relative",
+        exact_passes=True,
+        dual_rate="auto",
     ):
         self._set(locals())
 
@@ -458,6 +456,10 @@ class BSGDDKLRegressor(DeepKernelRegressorBase):
         RationalQuadratic) become random Fourier features. The noise is that of a WhiteKernel, in
         units of the normalised target, or is learned beside a kernel without one. None is
         ``ConstantKernel() * DotProduct()``, the linear kernel.
+    n_components : int, default=1000
+        Number of basis functions; each random frequency contributes two, a sine and a cosine. The
+        kernel's products with a stationary factor share them equally. The exact columns of
+        DotProduct and constants are added to this number, and a kernel of these alone ignores it.
     feature_extractor : "auto", int, array-like, callable, torch.nn.Module or None, default="auto"
         Network between the rows and the kernel: layer sizes, a torch module, or a callable that
         returns a module for a given number of columns. "auto" is two layers of 128. For up to 3,000
@@ -467,31 +469,25 @@ class BSGDDKLRegressor(DeepKernelRegressorBase):
         is copied, and training starts from its current weights. The features of a row must not
         depend on other rows (batch norm) or on random numbers (dropout), unless the module is in
         ``eval()`` mode.
-    activation : {"relu", "leaky_relu", "elu", "gelu", "silu", "softplus", "tanh"}, default="silu"
-        Activation function after each layer of a network that is given by its layer sizes.
-    n_components : int, default=1000
-        Number of basis functions; each random frequency contributes two, a sine and a cosine. The
-        kernel's products with a stationary factor share them equally. The exact columns of
-        DotProduct and constants are added to this number, and a kernel of these alone ignores it.
-    min_noise : float, default=0.01
-        Lower bound of the noise standard deviation, in units of the normalised target. It must be
-        below 10. A WhiteKernel has bounds of its own.
-    batch_size : int or "auto", default="auto"
-        Number of rows in a training step. "auto" is 64 for up to 100,000 rows and 256 for more.
-    max_epochs : int or "auto", default="auto"
-        Maximum number of training passes over the rows. The learning rate falls to zero at the last
-        one. "auto" takes about 12,000 steps of 64 rows, but at most 100 epochs; if these steps are
-        fewer than 28 epochs, it takes 28, but at most 18,000 steps. `partial_fit` always takes one
-        pass.
-    learning_rate : float or "auto", default="auto"
-        Step size of the optimiser, for optimisers that have one. It is the initial step size, which
-        falls to zero along a half cosine over all steps or the time budget. "auto" is 0.01 for
-        Adam, times the square root of batch_size / 64 for smaller batches, and 1 for Adadelta.
+    normalize_y : bool or "auto", default="auto"
+        Whether to subtract the target's mean and divide by its standard deviation before training.
+        "auto" does so. Without it the prior mean is zero in the target's units, and the unit of the
+        noise is the target's root mean square.
+    small_table : {"exact", "method"}, default="exact"
+        Whether the exact process takes the place of the method on tables of few rows. "exact" does
+        so up to 3,000 rows, unless `feature_extractor` or `kernel` is given. "method" never does.
     optimizer : str, callable or None, default="adam"
         Method that trains the hyperparameters; None keeps them at their initial values. It also
         trains the network. Names are "adam", "adamw", "adadelta", "adagrad", "rmsprop" and "sgd". A
         callable receives a list of parameter groups and returns a `torch.optim.Optimizer`. None
         also keeps the initial network and a noise variance of 0.1.
+    max_epochs : int or "auto", default="auto"
+        Maximum number of training passes over the rows. The learning rate falls to zero at the last
+        one. "auto" takes about 12,000 steps of 64 rows, but at most 100 epochs; if these steps are
+        fewer than 28 epochs, it takes 28, but at most 18,000 steps. `partial_fit` always takes one
+        pass.
+    batch_size : int or "auto", default="auto"
+        Number of rows in a training step. "auto" is 64 for up to 100,000 rows and 256 for more.
     early_stopping : bool or "auto", default="auto"
         Whether rows are held out to choose the best parameters. The score is then the mean negative
         log density of these rows; otherwise it is the exact negative log marginal likelihood per
@@ -500,27 +496,11 @@ class BSGDDKLRegressor(DeepKernelRegressorBase):
         rows.
     validation_fraction : float, default=0.1
         Fraction of the rows that is held out.
-    exact_passes : bool, default=True
-        Whether each score also sets the parameters that have a closed-form optimum to that optimum.
-        These are the weights, the noise, the amplitude and the matrix that approximates F. With
-        False the steps train them, as published, except at the start and for the posterior.
-    tol : float, default=0.0001
-        Smallest improvement of a score that counts as progress. Only `n_iter_no_change` uses it.
-    n_iter_no_change : int or None, default=None
-        Number of steps or scores without progress after which training ends; None switches this
-        rule off. It counts scores; a complete training has 20.
-    normalize_y : bool or "auto", default="auto"
-        Whether to subtract the target's mean and divide by its standard deviation before training.
-        "auto" does so. Without it the prior mean is zero in the target's units, and the unit of the
-        noise is the target's root mean square.
-    n_targets : int, default=None
-        Number of target columns; a fit checks it against y.
-    small_table : {"exact", "method"}, default="exact"
-        Whether the exact process takes the place of the method on tables of few rows. "exact" does
-        so up to 3,000 rows, unless `feature_extractor` or `kernel` is given. "method" never does.
     random_state : int, RandomState instance or None, default=None
         Seed for all random choices of a fit; None uses a new seed each time. It determines the
         initial network, the frequencies, the held-out rows and the batches.
+    max_seconds : float or None, default=None
+        Time budget of the whole fit in seconds; when it runs out, the best state so far is kept.
     memory_budget : float or "auto", default="auto"
         Memory that matrices may take, in bytes; "auto" uses what the machine has free.
     device : str, default="auto"
@@ -532,10 +512,28 @@ class BSGDDKLRegressor(DeepKernelRegressorBase):
     callbacks : callable, list of callable or None, default=None
         Functions called after each step or score with a `TrainingStep`; training ends when one
         returns a true value. Here they are called after each score.
-    max_seconds : float or None, default=None
-        Time budget of the whole fit in seconds; when it runs out, the best state so far is kept.
     verbose : int, default=0
         Whether to show a progress bar.
+    min_noise : float, default=0.01
+        Lower bound of the noise standard deviation, in units of the normalised target. It must be
+        below 10. A WhiteKernel has bounds of its own.
+    n_targets : int, default=None
+        Number of target columns; a fit checks it against y.
+    learning_rate : float or "auto", default="auto"
+        Step size of the optimiser, for optimisers that have one. It is the initial step size, which
+        falls to zero along a half cosine over all steps or the time budget. "auto" is 0.01 for
+        Adam, times the square root of batch_size / 64 for smaller batches, and 1 for Adadelta.
+    n_iter_no_change : int or None, default=None
+        Number of steps or scores without progress after which training ends; None switches this
+        rule off. It counts scores; a complete training has 20.
+    tol : float, default=0.0001
+        Smallest improvement of a score that counts as progress. Only `n_iter_no_change` uses it.
+    activation : {"relu", "leaky_relu", "elu", "gelu", "silu", "softplus", "tanh"}, default="silu"
+        Activation function after each layer of a network that is given by its layer sizes.
+    exact_passes : bool, default=True
+        Whether each score also sets the parameters that have a closed-form optimum to that optimum.
+        These are the weights, the noise, the amplitude and the matrix that approximates F. With
+        False the steps train them, as published, except at the start and for the posterior.
     batches : {"random", "neighbours"}, default="random"
         Method that chooses the rows of a batch. They are random rows, or a random row and its
         nearest neighbours (sgGP; 15 neighbours with batch_size=16). Neighbours need a tree over all
@@ -600,32 +598,32 @@ class BSGDDKLRegressor(DeepKernelRegressorBase):
 
     def __init__(  # noqa: PLR0913 (one for each setting)
         self,
-        kernel: Any = None,
+        kernel=None,
         *,
-        feature_extractor: Any = "auto",
-        activation: Any = "silu",
-        n_components: Any = 1000,
-        min_noise: Any = 0.01,
-        batch_size: Any = "auto",
-        max_epochs: Any = "auto",
-        learning_rate: Any = "auto",
-        optimizer: Any = "adam",
-        early_stopping: Any = "auto",
-        validation_fraction: Any = 0.1,
-        exact_passes: Any = True,
-        tol: Any = 1e-4,
-        n_iter_no_change: Any = None,
-        normalize_y: Any = "auto",
-        n_targets: Any = None,
-        small_table: Any = "exact",
-        random_state: Any = None,
-        memory_budget: Any = "auto",
-        device: Any = "auto",
-        dtype: Any = "auto",
-        callbacks: Any = None,
-        max_seconds: Any = None,
-        verbose: Any = 0,
-        batches: Any = "random",
+        n_components=1000,
+        feature_extractor="auto",
+        normalize_y="auto",
+        small_table="exact",
+        optimizer="adam",
+        max_epochs="auto",
+        batch_size="auto",
+        early_stopping="auto",
+        validation_fraction=0.1,
+        random_state=None,
+        max_seconds=None,
+        memory_budget="auto",
+        device="auto",
+        dtype="auto",
+        callbacks=None,
+        verbose=0,
+        min_noise=0.01,
+        n_targets=None,
+        learning_rate="auto",
+        n_iter_no_change=None,
+        tol=1e-4,
+        activation="silu",
+        exact_passes=True,
+        batches="random",
     ):
         self._set(locals())
 

@@ -6,7 +6,6 @@ Half of this file documents the parameters.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import torch
@@ -66,6 +65,24 @@ class PoERegressor(GPRegressorBase):
         Covariance function as a scikit-learn kernel, whose bounds (including "fixed") are
         respected. None means ``ConstantKernel() * Matern(nu=1.5) + WhiteKernel()`` with one length
         scale per column. Training starts at the scale of the data.
+    expert_size : int or "auto", default="auto"
+        Number of training rows of an expert. If the table has no more rows, there is one expert,
+        which is the exact Gaussian process under any combination. "auto" is all rows for up to
+        2,000 rows, and 1,024 for more.
+    combination : {"gpoe", "poe", "bcm", "rbcm", "grbcm"}, default="gpoe"
+        Rule that combines the predictions of the experts. "gpoe" tends to overestimate variances.
+        "poe" is overconfident everywhere, and "bcm" and "rbcm" are overconfident near the data.
+        "grbcm" adds a common random part of the table to every expert. Its standard deviations
+        match the errors best; training costs the same, and factorisations and predictions cost two
+        to four times as much.
+    alpha : float or array-like of shape (n,), default=1e-10
+        Known noise variance, added to the diagonal of the kernel matrix, in squared units of y, or
+        of the normalised target if normalize_y=True. The default is always relative to the target's
+        variance.
+    normalize_y : bool or "auto", default="auto"
+        Whether to subtract the target's mean and divide by its standard deviation before training.
+        "auto" does so unless a kernel is given, which is then taken as a prior for y in its own
+        units.
     priors : dict of str to Prior, "auto" or None, default="auto"
         Prior distributions of hyperparameters, by name; training adds their log density to its
         objective. The values are objects from `skscalablegp.priors`. The keys are names from
@@ -74,72 +91,26 @@ class PoERegressor(GPRegressorBase):
         the kernel, in which variances are those of the normalised target. "auto" puts a prior on
         the noise level of the default kernel if there are at least three columns, at most 120 rows,
         and at most 15 rows per column. None means no priors.
-    combination : {"gpoe", "poe", "bcm", "rbcm", "grbcm"}, default="gpoe"
-        Rule that combines the predictions of the experts. "gpoe" tends to overestimate variances.
-        "poe" is overconfident everywhere, and "bcm" and "rbcm" are overconfident near the data.
-        "grbcm" adds a common random part of the table to every expert. Its standard deviations
-        match the errors best; training costs the same, and factorisations and predictions cost two
-        to four times as much.
-    expert_size : int or "auto", default="auto"
-        Number of training rows of an expert. If the table has no more rows, there is one expert,
-        which is the exact Gaussian process under any combination. "auto" is all rows for up to
-        2,000 rows, and 1,024 for more.
-    partition : {"kmeans", "random"}, default="kmeans"
-        Method that divides the rows among the experts. "kmeans" forms neighbourhoods of equal size,
-        by bisecting k-means on standardised columns, and "random" draws rows at random. In a
-        neighbourhood rows are as close to each other as in the whole table, so that its expert
-        predicts as well there as an exact process. Only "poe" is better with random parts.
-    n_experts : int or "auto", default="auto"
-        Number of experts that predict a row, those nearest to it. The distance of an expert is that
-        of the nearest of 64 of its rows, by the kernel's correlation. "auto" is 4 for
-        ``combination="gpoe"`` with ``partition="kmeans"``, where distant experts add little
-        information and widen the intervals. Otherwise it is all experts, as in the papers. With
-        "grbcm" the common part is one of them.
-    share_hyperparameters : bool, default=True
-        Whether all experts have the same hyperparameters. Shared hyperparameters maximise the sum
-        of the experts' log marginal likelihoods. Experts with different kernels cannot be combined
-        by "bcm", "rbcm" and "grbcm", which divide by a common prior.
-    n_jobs : int or None, default=None
-        Number of experts that are processed in parallel, as in joblib. Any backend of joblib can be
-        used. None means this process, with one expert per core, unless a
-        :class:`joblib.parallel_config` context says otherwise. Predictions always use this process.
-    alpha : float or array-like of shape (n,), default=1e-10
-        Known noise variance, added to the diagonal of the kernel matrix, in squared units of y, or
-        of the normalised target if normalize_y=True. The default is always relative to the target's
-        variance.
-    optimizer : "auto", "bfgs", "fmin_l_bfgs_b", "lbfgs", "adam", callable, object or None, \
-            default="auto"
-        Method that trains the hyperparameters; None keeps them at their initial values. "auto" is a
-        quasi-Newton method; values and gradients are exact.
-    n_restarts_optimizer : int, default=0
-        Number of additional starting points of the optimiser, drawn log-uniformly within the bounds
-        of the kernel.
-    learning_rate : float or "auto", default="auto"
-        Step size of the optimiser, for optimisers that have one. Only Adam has one. "auto" is 0.1
-        up to 50,000 rows and 0.03 above.
-    max_iter : int or "auto", default="auto"
-        Maximum number of training steps. A step evaluates all experts, or a single one with
-        ``share_hyperparameters=False``. "auto" is 25 after a start on one part (30 for Adam), 500
-        for a single expert, and 100 otherwise.
-    n_iter_no_change : int or None, default=5
-        Number of steps or scores without progress after which training ends; None switches this
-        rule off. Only Adam uses this rule; a step without progress moves no log hyperparameter by
-        more than 1e-3.
-    normalize_y : bool or "auto", default="auto"
-        Whether to subtract the target's mean and divide by its standard deviation before training.
-        "auto" does so unless a kernel is given, which is then taken as a prior for y in its own
-        units.
-    copy_X_train : bool, default=True
-        Whether to store a copy of X; otherwise a reference to X is stored.
-    n_targets : int, default=None
-        Number of target columns; a fit checks it against y.
     small_table : {"exact", "method"}, default="exact"
         Whether the exact process takes the place of the method on tables of few rows. "exact" does
         so up to 2,000 rows, which one expert takes, unless `expert_size` is given. "method" never
         does: there are at least two experts.
+    optimizer : "auto", "bfgs", "fmin_l_bfgs_b", "lbfgs", "adam", callable, object or None, \
+            default="auto"
+        Method that trains the hyperparameters; None keeps them at their initial values. "auto" is a
+        quasi-Newton method; values and gradients are exact.
+    max_iter : int or "auto", default="auto"
+        Maximum number of training steps. A step evaluates all experts, or a single one with
+        ``share_hyperparameters=False``. "auto" is 25 after a start on one part (30 for Adam), 500
+        for a single expert, and 100 otherwise.
+    n_restarts_optimizer : int, default=0
+        Number of additional starting points of the optimiser, drawn log-uniformly within the bounds
+        of the kernel.
     random_state : int, RandomState instance or None, default=None
         Seed for all random choices of a fit; None uses a new seed each time. It determines the
         parts and the restarts.
+    max_seconds : float or None, default=None
+        Time budget of the whole fit in seconds; when it runs out, the best state so far is kept.
     memory_budget : float or "auto", default="auto"
         Memory that matrices may take, in bytes; "auto" uses what the machine has free. The largest
         are the factors of the experts.
@@ -149,14 +120,42 @@ class PoERegressor(GPRegressorBase):
         Precision of the matrix products in training. Predictions have the same precision. "auto" is
         float64, except that variances on tables of more than 10,000 rows are computed in float32 if
         a check shows them to be accurate.
+    n_jobs : int or None, default=None
+        Number of experts that are processed in parallel, as in joblib. Any backend of joblib can be
+        used. None means this process, with one expert per core, unless a
+        :class:`joblib.parallel_config` context says otherwise. Predictions always use this process.
     callbacks : callable, list of callable or None, default=None
         Functions called after each step or score with a `TrainingStep`; training ends when one
         returns a true value. With ``share_hyperparameters=False`` and `n_jobs` above 1, the steps
         are reported only when all experts are trained.
-    max_seconds : float or None, default=None
-        Time budget of the whole fit in seconds; when it runs out, the best state so far is kept.
     verbose : int, default=0
         Whether to show a progress bar.
+    copy_X_train : bool, default=True
+        Whether to store a copy of X; otherwise a reference to X is stored.
+    n_targets : int, default=None
+        Number of target columns; a fit checks it against y.
+    learning_rate : float or "auto", default="auto"
+        Step size of the optimiser, for optimisers that have one. Only Adam has one. "auto" is 0.1
+        up to 50,000 rows and 0.03 above.
+    n_iter_no_change : int or None, default=5
+        Number of steps or scores without progress after which training ends; None switches this
+        rule off. Only Adam uses this rule; a step without progress moves no log hyperparameter by
+        more than 1e-3.
+    n_experts : int or "auto", default="auto"
+        Number of experts that predict a row, those nearest to it. The distance of an expert is that
+        of the nearest of 64 of its rows, by the kernel's correlation. "auto" is 4 for
+        ``combination="gpoe"`` with ``partition="kmeans"``, where distant experts add little
+        information and widen the intervals. Otherwise it is all experts, as in the papers. With
+        "grbcm" the common part is one of them.
+    partition : {"kmeans", "random"}, default="kmeans"
+        Method that divides the rows among the experts. "kmeans" forms neighbourhoods of equal size,
+        by bisecting k-means on standardised columns, and "random" draws rows at random. In a
+        neighbourhood rows are as close to each other as in the whole table, so that its expert
+        predicts as well there as an exact process. Only "poe" is better with random parts.
+    share_hyperparameters : bool, default=True
+        Whether all experts have the same hyperparameters. Shared hyperparameters maximise the sum
+        of the experts' log marginal likelihoods. Experts with different kernels cannot be combined
+        by "bcm", "rbcm" and "grbcm", which divide by a common prior.
 
     Attributes
     ----------
@@ -221,32 +220,32 @@ class PoERegressor(GPRegressorBase):
 
     def __init__(  # noqa: PLR0913 (one for each setting)
         self,
-        kernel: Any = None,
+        kernel=None,
         *,
-        priors: Any = "auto",
-        combination: Any = "gpoe",
-        expert_size: Any = "auto",
-        partition: Any = "kmeans",
-        n_experts: Any = "auto",
-        share_hyperparameters: Any = True,
-        n_jobs: Any = None,
-        alpha: Any = 1e-10,
-        optimizer: Any = "auto",
-        n_restarts_optimizer: Any = 0,
-        learning_rate: Any = "auto",
-        max_iter: Any = "auto",
-        n_iter_no_change: Any = 5,
-        normalize_y: Any = "auto",
-        copy_X_train: Any = True,
-        n_targets: Any = None,
-        small_table: Any = "exact",
-        random_state: Any = None,
-        memory_budget: Any = "auto",
-        device: Any = "auto",
-        dtype: Any = "auto",
-        callbacks: Any = None,
-        max_seconds: Any = None,
-        verbose: Any = 0,
+        expert_size="auto",
+        combination="gpoe",
+        alpha=1e-10,
+        normalize_y="auto",
+        priors="auto",
+        small_table="exact",
+        optimizer="auto",
+        max_iter="auto",
+        n_restarts_optimizer=0,
+        random_state=None,
+        max_seconds=None,
+        memory_budget="auto",
+        device="auto",
+        dtype="auto",
+        n_jobs=None,
+        callbacks=None,
+        verbose=0,
+        copy_X_train=True,
+        n_targets=None,
+        learning_rate="auto",
+        n_iter_no_change=5,
+        n_experts="auto",
+        partition="kmeans",
+        share_hyperparameters=True,
     ):
         self._set(locals())
 

@@ -51,14 +51,6 @@ class RFFRegressor(GPRegressorBase):
         respected. It must be made of stationary kernels, constants, DotProduct and WhiteKernel.
         None means the default kernel of :class:`IterativeGPRegressor`, with a signal variance of at
         most ten times the target's, since the error of the features grows with it.
-    priors : dict of str to Prior, "auto" or None, default="auto"
-        Prior distributions of hyperparameters, by name; training adds their log density to its
-        objective. The values are objects from `skscalablegp.priors`. The keys are names from
-        ``kernel.hyperparameters``; those of the default kernel are ``"k1__k1__constant_value"``,
-        ``"k1__k2__length_scale"`` and ``"k2__noise_level"``. Hyperparameters are in the units of
-        the kernel, in which variances are those of the normalised target. "auto" puts a prior on
-        the noise level of the default kernel if there are at least three columns, at most 120 rows,
-        and at most 15 rows per column. None means no priors.
     n_components : int or "auto", default="auto"
         Number of basis functions; each random frequency contributes two, a sine and a cosine. They
         are divided equally among the products of the kernel that have a stationary factor; each of
@@ -69,36 +61,35 @@ class RFFRegressor(GPRegressorBase):
         Known noise variance, added to the diagonal of the kernel matrix, in squared units of y, or
         of the normalised target if normalize_y=True. The default is always relative to the target's
         variance.
-    optimizer : {"auto", "bfgs", "lbfgs", "adam"}, callable, object or None, default="auto"
-        Method that trains the hyperparameters; None keeps them at their initial values. "auto" is
-        BFGS, since values and gradients are exact once the frequencies are drawn. "fmin_l_bfgs_b"
-        is scikit-learn's name for "lbfgs".
-    n_restarts_optimizer : int, default=0
-        Number of additional starting points of the optimiser, drawn log-uniformly within the bounds
-        of the kernel.
-    learning_rate : float or "auto", default="auto"
-        Step size of the optimiser, for optimisers that have one. Only Adam has one. "auto" is 0.1
-        up to 50,000 rows and 0.03 above.
-    max_iter : int or "auto", default="auto"
-        Maximum number of training steps. "auto" is 100.
-    n_iter_no_change : int or None, default=5
-        Number of steps or scores without progress after which training ends; None switches this
-        rule off. Only Adam uses this rule; a step without progress moves no log hyperparameter by
-        more than 1e-3.
     normalize_y : bool or "auto", default="auto"
         Whether to subtract the target's mean and divide by its standard deviation before training.
         "auto" does so unless a kernel is given, which is then taken as a prior for y in its own
         units.
-    copy_X_train : bool, default=True
-        Whether to store a copy of X; otherwise a reference to X is stored.
-    n_targets : int or None, default=None
-        Number of target columns; a fit checks it against y.
+    priors : dict of str to Prior, "auto" or None, default="auto"
+        Prior distributions of hyperparameters, by name; training adds their log density to its
+        objective. The values are objects from `skscalablegp.priors`. The keys are names from
+        ``kernel.hyperparameters``; those of the default kernel are ``"k1__k1__constant_value"``,
+        ``"k1__k2__length_scale"`` and ``"k2__noise_level"``. Hyperparameters are in the units of
+        the kernel, in which variances are those of the normalised target. "auto" puts a prior on
+        the noise level of the default kernel if there are at least three columns, at most 120 rows,
+        and at most 15 rows per column. None means no priors.
     small_table : {"exact", "method"}, default="exact"
         Whether the exact process takes the place of the method on tables of few rows. "exact" does
         so up to 2,000 rows, unless `n_components` is given. "method" never does.
+    optimizer : {"auto", "bfgs", "lbfgs", "adam"}, callable, object or None, default="auto"
+        Method that trains the hyperparameters; None keeps them at their initial values. "auto" is
+        BFGS, since values and gradients are exact once the frequencies are drawn. "fmin_l_bfgs_b"
+        is scikit-learn's name for "lbfgs".
+    max_iter : int or "auto", default="auto"
+        Maximum number of training steps. "auto" is 100.
+    n_restarts_optimizer : int, default=0
+        Number of additional starting points of the optimiser, drawn log-uniformly within the bounds
+        of the kernel.
     random_state : int, RandomState instance or None, default=None
         Seed for all random choices of a fit; None uses a new seed each time. It determines the
         frequencies and the restarts.
+    max_seconds : float or None, default=None
+        Time budget of the whole fit in seconds; when it runs out, the best state so far is kept.
     memory_budget : float or "auto", default="auto"
         Memory that matrices may take, in bytes; "auto" uses what the machine has free.
     device : str, default="auto"
@@ -109,10 +100,19 @@ class RFFRegressor(GPRegressorBase):
     callbacks : callable, list of callable or None, default=None
         Functions called after each step or score with a `TrainingStep`; training ends when one
         returns a true value.
-    max_seconds : float or None, default=None
-        Time budget of the whole fit in seconds; when it runs out, the best state so far is kept.
     verbose : int, default=0
         Whether to show a progress bar.
+    copy_X_train : bool, default=True
+        Whether to store a copy of X; otherwise a reference to X is stored.
+    n_targets : int or None, default=None
+        Number of target columns; a fit checks it against y.
+    learning_rate : float or "auto", default="auto"
+        Step size of the optimiser, for optimisers that have one. Only Adam has one. "auto" is 0.1
+        up to 50,000 rows and 0.03 above.
+    n_iter_no_change : int or None, default=5
+        Number of steps or scores without progress after which training ends; None switches this
+        rule off. Only Adam uses this rule; a step without progress moves no log hyperparameter by
+        more than 1e-3.
 
     Attributes
     ----------
@@ -170,27 +170,27 @@ class RFFRegressor(GPRegressorBase):
 
     def __init__(  # noqa: PLR0913 (one for each setting)
         self,
-        kernel: Any = None,
+        kernel=None,
         *,
-        priors: Any = "auto",
-        n_components: Any = "auto",
-        alpha: Any = 1e-10,
-        optimizer: Any = "auto",
-        n_restarts_optimizer: Any = 0,
-        learning_rate: Any = "auto",
-        max_iter: Any = "auto",
-        n_iter_no_change: Any = 5,
-        normalize_y: Any = "auto",
-        copy_X_train: Any = True,
-        n_targets: Any = None,
-        small_table: Any = "exact",
-        random_state: Any = None,
-        memory_budget: Any = "auto",
-        device: Any = "auto",
-        dtype: Any = "auto",
-        callbacks: Any = None,
-        max_seconds: Any = None,
-        verbose: Any = 0,
+        n_components="auto",
+        alpha=1e-10,
+        normalize_y="auto",
+        priors="auto",
+        small_table="exact",
+        optimizer="auto",
+        max_iter="auto",
+        n_restarts_optimizer=0,
+        random_state=None,
+        max_seconds=None,
+        memory_budget="auto",
+        device="auto",
+        dtype="auto",
+        callbacks=None,
+        verbose=0,
+        copy_X_train=True,
+        n_targets=None,
+        learning_rate="auto",
+        n_iter_no_change=5,
     ):
         self._set(locals())
 

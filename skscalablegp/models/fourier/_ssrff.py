@@ -30,6 +30,23 @@ class SSRFFRegressor(GPRegressorBase):
         Covariance function as a scikit-learn kernel, whose bounds (including "fixed") are
         respected. It must have a spectral density. None means the default kernel of
         :class:`IterativeGPRegressor`.
+    truncation : {"reciprocal", "exponential", "geometric"} or object, default="reciprocal"
+        Distribution of the term at which a series is truncated. Terms are counted in units of
+        `component_step` functions.
+    min_components : int or "auto", default="auto"
+        Number of random Fourier functions (sines and cosines) that every step uses. It is rounded
+        up to a multiple of `component_step`. The functions are divided equally among the products
+        of the kernel that have a stationary factor. Tables of no more rows have no series: each
+        step is exact. "auto" is 500; for up to 2,000 rows, with `optimizer` at its default, it
+        means the exact process, trained by BFGS in far fewer steps.
+    alpha : float or array-like of shape (n,), default=1e-10
+        Known noise variance, added to the diagonal of the kernel matrix, in squared units of y, or
+        of the normalised target if normalize_y=True. The default is always relative to the target's
+        variance.
+    normalize_y : bool or "auto", default="auto"
+        Whether to subtract the target's mean and divide by its standard deviation before training.
+        "auto" does so unless a kernel is given, which is then taken as a prior for y in its own
+        units.
     priors : dict of str to Prior, "auto" or None, default="auto"
         Prior distributions of hyperparameters, by name; training adds their log density to its
         objective. The values are objects from `skscalablegp.priors`. The keys are names from
@@ -38,49 +55,24 @@ class SSRFFRegressor(GPRegressorBase):
         the kernel, in which variances are those of the normalised target. "auto" puts a prior on
         the noise level of the default kernel if there are at least three columns, at most 120 rows,
         and at most 15 rows per column. None means no priors.
-    min_components : int or "auto", default="auto"
-        Number of random Fourier functions (sines and cosines) that every step uses. It is rounded
-        up to a multiple of `component_step`. The functions are divided equally among the products
-        of the kernel that have a stationary factor. Tables of no more rows have no series: each
-        step is exact. "auto" is 500; for up to 2,000 rows, with `optimizer` at its default, it
-        means the exact process, trained by BFGS in far fewer steps.
-    component_step : int, default=100
-        Number of random Fourier functions that each term of the series adds. The last term of the
-        series is the exact matrix.
-    truncation : {"reciprocal", "exponential", "geometric"} or object, default="reciprocal"
-        Distribution of the term at which a series is truncated. Terms are counted in units of
-        `component_step` functions.
-    alpha : float or array-like of shape (n,), default=1e-10
-        Known noise variance, added to the diagonal of the kernel matrix, in squared units of y, or
-        of the normalised target if normalize_y=True. The default is always relative to the target's
-        variance.
+    small_table : {"exact", "method"}, default="exact"
+        Whether the exact process takes the place of the method on tables of few rows. "exact" does
+        so up to 2,000 rows, unless `min_components` or `optimizer` is given. "method" never does.
     optimizer : {"auto", "adam", "bfgs"}, object or None, default="auto"
         Method that trains the hyperparameters; None keeps them at their initial values. "auto" is
         "adam", or "bfgs" for the exact process of a small table. Optimisers that need exact values,
         as "bfgs" does, are refused where the series trains.
-    learning_rate : float or "auto", default="auto"
-        Step size of the optimiser, for optimisers that have one. "auto" is 0.1 up to 50,000 rows
-        and 0.03 above.
     max_iter : int or "auto", default="auto"
         Maximum number of training steps. "auto" is 100, which is few for gradients with so much
         noise.
-    n_iter_no_change : int or None, default=5
-        Number of steps or scores without progress after which training ends; None switches this
-        rule off. A step without progress moves no log hyperparameter by more than 1e-3.
-    normalize_y : bool or "auto", default="auto"
-        Whether to subtract the target's mean and divide by its standard deviation before training.
-        "auto" does so unless a kernel is given, which is then taken as a prior for y in its own
-        units.
-    copy_X_train : bool, default=True
-        Whether to store a copy of X; otherwise a reference to X is stored.
-    n_targets : int or None, default=None
-        Number of target columns; a fit checks it against y.
-    small_table : {"exact", "method"}, default="exact"
-        Whether the exact process takes the place of the method on tables of few rows. "exact" does
-        so up to 2,000 rows, unless `min_components` or `optimizer` is given. "method" never does.
     random_state : int, RandomState instance or None, default=None
         Seed for all random choices of a fit; None uses a new seed each time. It determines the
         frequencies and the terms of the series.
+    max_seconds : float or None, default=None
+        Time budget of the whole fit in seconds; when it runs out, the best state so far is kept.
+        This state is the mean of the last five iterates. Up to half of the budget is reserved for
+        the factorisation behind predictions. If that allows only some of the rows, these are in
+        `X_train_`, and a warning says so.
     memory_budget : float or "auto", default="auto"
         Memory that matrices may take, in bytes; "auto" uses what the machine has free.
     device : str, default="auto"
@@ -91,13 +83,21 @@ class SSRFFRegressor(GPRegressorBase):
     callbacks : callable, list of callable or None, default=None
         Functions called after each step or score with a `TrainingStep`; training ends when one
         returns a true value.
-    max_seconds : float or None, default=None
-        Time budget of the whole fit in seconds; when it runs out, the best state so far is kept.
-        This state is the mean of the last five iterates. Up to half of the budget is reserved for
-        the factorisation behind predictions. If that allows only some of the rows, these are in
-        `X_train_`, and a warning says so.
     verbose : int, default=0
         Whether to show a progress bar.
+    copy_X_train : bool, default=True
+        Whether to store a copy of X; otherwise a reference to X is stored.
+    n_targets : int or None, default=None
+        Number of target columns; a fit checks it against y.
+    learning_rate : float or "auto", default="auto"
+        Step size of the optimiser, for optimisers that have one. "auto" is 0.1 up to 50,000 rows
+        and 0.03 above.
+    n_iter_no_change : int or None, default=5
+        Number of steps or scores without progress after which training ends; None switches this
+        rule off. A step without progress moves no log hyperparameter by more than 1e-3.
+    component_step : int, default=100
+        Number of random Fourier functions that each term of the series adds. The last term of the
+        series is the exact matrix.
 
     Attributes
     ----------
@@ -154,28 +154,28 @@ class SSRFFRegressor(GPRegressorBase):
 
     def __init__(  # noqa: PLR0913 (one for each setting)
         self,
-        kernel: Any = None,
+        kernel=None,
         *,
-        priors: Any = "auto",
-        min_components: Any = "auto",
-        component_step: Any = 100,
-        truncation: Any = "reciprocal",
-        alpha: Any = 1e-10,
-        optimizer: Any = "auto",
-        learning_rate: Any = "auto",
-        max_iter: Any = "auto",
-        n_iter_no_change: Any = 5,
-        normalize_y: Any = "auto",
-        copy_X_train: Any = True,
-        n_targets: Any = None,
-        small_table: Any = "exact",
-        random_state: Any = None,
-        memory_budget: Any = "auto",
-        device: Any = "auto",
-        dtype: Any = "auto",
-        callbacks: Any = None,
-        max_seconds: Any = None,
-        verbose: Any = 0,
+        truncation="reciprocal",
+        min_components="auto",
+        alpha=1e-10,
+        normalize_y="auto",
+        priors="auto",
+        small_table="exact",
+        optimizer="auto",
+        max_iter="auto",
+        random_state=None,
+        max_seconds=None,
+        memory_budget="auto",
+        device="auto",
+        dtype="auto",
+        callbacks=None,
+        verbose=0,
+        copy_X_train=True,
+        n_targets=None,
+        learning_rate="auto",
+        n_iter_no_change=5,
+        component_step=100,
     ):
         self._set(locals())
 

@@ -106,15 +106,6 @@ class KISSGPRegressor(GPRegressorBase):
         SpectralMixture, or for a single column any stationary kernel). An additive grid applies any
         stationary kernel to each column and adds the results. None means ``ConstantKernel() * RBF()
         + WhiteKernel()`` with one length scale per column, in the units of the table.
-    priors : dict of str to Prior, "auto" or None, default="auto"
-        Prior distributions of hyperparameters, by name; training adds their log density to its
-        objective. The values are objects from `skscalablegp.priors`. The keys are names from
-        ``kernel.hyperparameters``; those of the default kernel are ``"k1__k1__constant_value"``,
-        ``"k1__k2__length_scale"`` and ``"k2__noise_level"``. Hyperparameters are in the units of
-        the kernel, in which variances are those of the normalised target. "auto" puts a prior on
-        the noise level of the default kernel if the exact process replaces the grid and there are
-        at least three columns, at most 120 rows, and at most 15 rows per column. None means no
-        priors.
     grid_size : "auto", int or array-like of shape (d,), default="auto"
         Number of grid points along each column. Two cells of padding at both ends are included.
         "auto" is at most 400, 100, 36 or 8 for 1 to 4 columns, and 100 for sums over columns.
@@ -125,16 +116,6 @@ class KISSGPRegressor(GPRegressorBase):
         grid but the exact process of the rows with the default kernel of
         :class:`IterativeGPRegressor`. It costs no more, columns may interact, and nothing is
         interpolated.
-    solver : {"auto", "cholesky", "cg"}, default="auto"
-        Solver for the linear systems of a training step. "cholesky" factorises the grid's
-        covariance at its numerical rank, so that likelihood, gradients and variances are exact.
-        "cg" is the published method: conjugate gradients with fast Toeplitz and Kronecker products.
-        It needs O(m) memory, estimates the traces of gradients, and solves a system for the
-        variance of each row, unless :class:`LOVEPredictor` makes variances cheap. "auto" is
-        "cholesky".
-    extrapolation : {"extend", "error"}, default="extend"
-        Treatment of rows outside the grid. "extend" continues the grid, with exact variances, at a
-        cost of O(m r) per row; "error" raises a ValueError.
     feature_extractor : array-like of int, callable, torch.nn.Module or None, default=None
         Network between the rows and the kernel: layer sizes, a torch module, or a callable that
         returns a module for a given number of columns. It ends in 1 or 2 features, which are mapped
@@ -143,46 +124,52 @@ class KISSGPRegressor(GPRegressorBase):
         hyperparameters are trained on 15% of the rows, which the network does not see. On learned
         features the length scales of the default kernel are at least 0.7, a third of the features'
         range.
-    activation : str, default="relu"
-        Activation function after each layer of a network that is given by its layer sizes. The last
-        layer is followed by tanh.
-    max_epochs : int or "auto", default="auto"
-        Maximum number of training passes over the rows. They are those of the network, whose
-        learning rates fall to zero at the end. "auto" is 2,600 steps of 256 rows, or of all rows if
-        there are fewer.
     alpha : float or array-like of shape (n,), default=1e-10
         Known noise variance, added to the diagonal of the kernel matrix, in squared units of y, or
         of the normalised target if normalize_y=True. The default is always relative to the target's
         variance.
-    optimizer : "auto", "bfgs", "fmin_l_bfgs_b", "lbfgs", "adam", callable, object or None, \
-            default="auto"
-        Method that trains the hyperparameters; None keeps them at their initial values. "auto" is a
-        quasi-Newton method with exact values and gradients. A network is trained in any case.
-    n_restarts_optimizer : int, default=0
-        Number of additional starting points of the optimiser, drawn log-uniformly within the bounds
-        of the kernel.
-    learning_rate : float or "auto", default="auto"
-        Step size of the optimiser, for optimisers that have one. Only Adam has one. "auto" is 0.1
-        for up to 50,000 rows and 0.03 for more.
-    max_iter : int or "auto", default="auto"
-        Maximum number of training steps. The limit applies to the hyperparameters and to each
-        start. "auto" is 100.
-    n_iter_no_change : int or None, default=5
-        Number of steps or scores without progress after which training ends; None switches this
-        rule off. Only Adam uses this rule; a step without progress moves no log hyperparameter by
-        more than 1e-3.
     normalize_y : bool or "auto", default="auto"
         Whether to subtract the target's mean and divide by its standard deviation before training.
         "auto" does so unless a kernel is given, which is then a prior for y in its own units.
-    n_targets : int, default=None
-        Number of target columns; a fit checks it against y.
+    priors : dict of str to Prior, "auto" or None, default="auto"
+        Prior distributions of hyperparameters, by name; training adds their log density to its
+        objective. The values are objects from `skscalablegp.priors`. The keys are names from
+        ``kernel.hyperparameters``; those of the default kernel are ``"k1__k1__constant_value"``,
+        ``"k1__k2__length_scale"`` and ``"k2__noise_level"``. Hyperparameters are in the units of
+        the kernel, in which variances are those of the normalised target. "auto" puts a prior on
+        the noise level of the default kernel if the exact process replaces the grid and there are
+        at least three columns, at most 120 rows, and at most 15 rows per column. None means no
+        priors.
     small_table : {"exact", "method"}, default="exact"
         Whether the exact process takes the place of the method on tables of few rows. "exact" does
         so up to 2,000 rows, unless a kernel, a network, or another parameter of the grid or of the
         solver is given. "method" never does.
+    optimizer : "auto", "bfgs", "fmin_l_bfgs_b", "lbfgs", "adam", callable, object or None, \
+            default="auto"
+        Method that trains the hyperparameters; None keeps them at their initial values. "auto" is a
+        quasi-Newton method with exact values and gradients. A network is trained in any case.
+    max_iter : int or "auto", default="auto"
+        Maximum number of training steps. The limit applies to the hyperparameters and to each
+        start. "auto" is 100.
+    max_epochs : int or "auto", default="auto"
+        Maximum number of training passes over the rows. They are those of the network, whose
+        learning rates fall to zero at the end. "auto" is 2,600 steps of 256 rows, or of all rows if
+        there are fewer.
+    n_restarts_optimizer : int, default=0
+        Number of additional starting points of the optimiser, drawn log-uniformly within the bounds
+        of the kernel.
     random_state : int, RandomState instance or None, default=None
         Seed for all random choices of a fit; None uses a new seed each time. It determines the
         restarts and the network.
+    solver : {"auto", "cholesky", "cg"}, default="auto"
+        Solver for the linear systems of a training step. "cholesky" factorises the grid's
+        covariance at its numerical rank, so that likelihood, gradients and variances are exact.
+        "cg" is the published method: conjugate gradients with fast Toeplitz and Kronecker products.
+        It needs O(m) memory, estimates the traces of gradients, and solves a system for the
+        variance of each row, unless :class:`LOVEPredictor` makes variances cheap. "auto" is
+        "cholesky".
+    max_seconds : float or None, default=None
+        Time budget of the whole fit in seconds; when it runs out, the best state so far is kept.
     memory_budget : float or "auto", default="auto"
         Memory that matrices may take, in bytes; "auto" uses what the machine has free. The largest
         are those of the grid.
@@ -195,10 +182,23 @@ class KISSGPRegressor(GPRegressorBase):
     callbacks : callable, list of callable or None, default=None
         Functions called after each step or score with a `TrainingStep`; training ends when one
         returns a true value.
-    max_seconds : float or None, default=None
-        Time budget of the whole fit in seconds; when it runs out, the best state so far is kept.
     verbose : int, default=0
         Whether to show a progress bar.
+    n_targets : int, default=None
+        Number of target columns; a fit checks it against y.
+    learning_rate : float or "auto", default="auto"
+        Step size of the optimiser, for optimisers that have one. Only Adam has one. "auto" is 0.1
+        for up to 50,000 rows and 0.03 for more.
+    n_iter_no_change : int or None, default=5
+        Number of steps or scores without progress after which training ends; None switches this
+        rule off. Only Adam uses this rule; a step without progress moves no log hyperparameter by
+        more than 1e-3.
+    extrapolation : {"extend", "error"}, default="extend"
+        Treatment of rows outside the grid. "extend" continues the grid, with exact variances, at a
+        cost of O(m r) per row; "error" raises a ValueError.
+    activation : str, default="relu"
+        Activation function after each layer of a network that is given by its layer sizes. The last
+        layer is followed by tanh.
 
     Attributes
     ----------
@@ -261,32 +261,32 @@ class KISSGPRegressor(GPRegressorBase):
 
     def __init__(  # noqa: PLR0913 (one for each setting)
         self,
-        kernel: Any = None,
+        kernel=None,
         *,
-        priors: Any = "auto",
-        grid_size: Any = "auto",
-        structure: Any = "auto",
-        solver: Any = "auto",
-        extrapolation: Any = "extend",
-        feature_extractor: Any = None,
-        activation: Any = "relu",
-        max_epochs: Any = "auto",
-        alpha: Any = 1e-10,
-        optimizer: Any = "auto",
-        n_restarts_optimizer: Any = 0,
-        learning_rate: Any = "auto",
-        max_iter: Any = "auto",
-        n_iter_no_change: Any = 5,
-        normalize_y: Any = "auto",
-        n_targets: Any = None,
-        small_table: Any = "exact",
-        random_state: Any = None,
-        memory_budget: Any = "auto",
-        device: Any = "auto",
-        dtype: Any = "auto",
-        callbacks: Any = None,
-        max_seconds: Any = None,
-        verbose: Any = 0,
+        grid_size="auto",
+        structure="auto",
+        feature_extractor=None,
+        alpha=1e-10,
+        normalize_y="auto",
+        priors="auto",
+        small_table="exact",
+        optimizer="auto",
+        max_iter="auto",
+        max_epochs="auto",
+        n_restarts_optimizer=0,
+        random_state=None,
+        solver="auto",
+        max_seconds=None,
+        memory_budget="auto",
+        device="auto",
+        dtype="auto",
+        callbacks=None,
+        verbose=0,
+        n_targets=None,
+        learning_rate="auto",
+        n_iter_no_change=5,
+        extrapolation="extend",
+        activation="relu",
     ):
         self._set(locals())
 

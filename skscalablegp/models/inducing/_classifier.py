@@ -54,60 +54,49 @@ class SVGPClassifier(SparseMixin, GPClassifierBase):
         at its values. None means ``ConstantKernel() * Matern(nu=1.5)`` with one length scale per
         column. These start at the columns' standard deviations times a common factor, which a
         regression on the labels of 500 rows determines.
+    likelihood : {"auto", "bernoulli", "softmax"} or Likelihood, default="auto"
+        Distribution of the target given the latent function. "auto" is ``Bernoulli(link="logit")``
+        for two classes and ``Softmax()`` for more. Other objects, such as
+        ``Bernoulli(link="probit")``, are in `skscalablegp.likelihoods`, and you can write your own.
+    n_inducing : int or "auto", default="auto"
+        Number of inducing points. "auto" is 512 for two classes and 256 for more, or all rows if
+        there are fewer.
+    feature_extractor : int, sequence of int, callable, torch.nn.Module or None, default=None
+        Network between the rows and the kernel: layer sizes, a torch module, or a callable that
+        returns a module for a given number of columns. It is trained together with the kernel,
+        which is a kernel of its outputs. A given module is copied first.
+    inducing : {"kmeans++", "conditional_variance", "random"} or array-like of shape (m, d), \
+            default="kmeans++"
+        Method that chooses the inducing points, or an array of points. The named methods choose
+        among the training rows, by distances in the kernel's feature space.
     priors : dict of str to Prior or None, default=None
         Prior distributions of hyperparameters, by name; training adds their log density to its
         objective. The values are objects from `skscalablegp.priors`. The keys are names from
         ``kernel.hyperparameters``; those of the default kernel are ``"k1__constant_value"`` and
         ``"k2__length_scale"``.
-    n_inducing : int or "auto", default="auto"
-        Number of inducing points. "auto" is 512 for two classes and 256 for more, or all rows if
-        there are fewer.
-    inducing : {"kmeans++", "conditional_variance", "random"} or array-like of shape (m, d), \
-            default="kmeans++"
-        Method that chooses the inducing points, or an array of points. The named methods choose
-        among the training rows, by distances in the kernel's feature space.
-    optimize_inducing : bool, default=True
-        Whether training moves the inducing points. With ``optimizer="adam"`` they are trained, in
-        units of the length scales.
-    likelihood : {"auto", "bernoulli", "softmax"} or Likelihood, default="auto"
-        Distribution of the target given the latent function. "auto" is ``Bernoulli(link="logit")``
-        for two classes and ``Softmax()`` for more. Other objects, such as
-        ``Bernoulli(link="probit")``, are in `skscalablegp.likelihoods`, and you can write your own.
-    feature_extractor : int, sequence of int, callable, torch.nn.Module or None, default=None
-        Network between the rows and the kernel: layer sizes, a torch module, or a callable that
-        returns a module for a given number of columns. It is trained together with the kernel,
-        which is a kernel of its outputs. A given module is copied first.
-    activation : {"relu", "leaky_relu", "elu", "gelu", "silu", "softplus", "tanh"}, default="relu"
-        Activation function after each layer of a network that is given by its layer sizes.
-    calibrate : bool, default=True
-        Whether to calibrate the predictive distribution on the training rows. The probabilities are
-        raised to the power with the lowest leave-one-out log loss on up to 2,000 training rows,
-        since those of the variational posterior are too cautious.
-    variational_optimizer : {"natural", "adam"}, default="natural"
-        Optimiser of the variational distribution. The distribution is that of the whitened function
-        values at the inducing points. "natural" takes natural-gradient steps, which have a closed
-        form.
-    variational_learning_rate : float or "auto", default="auto"
-        Step size of the variational optimiser. A natural-gradient step is a weighted mean in which
-        a batch has this weight, at most 1; "auto" is then 0.1, or 0.3 if a step sees all rows. For
-        Adam, "auto" is the learning rate of the hyperparameters. It has no effect if the noise is
-        Gaussian and a step sees all rows, since the optimal distribution is then computed directly.
     optimizer : "adam" or None, default="adam"
         Method that trains the hyperparameters; None keeps them at their initial values. It also
         trains the inducing points and the network.
-    learning_rate : float, default=0.05
-        Step size of the optimiser, for optimisers that have one. It applies to the logarithms of
-        the hyperparameters. The rate rises during the first ten steps and then falls along half a
-        cosine; networks learn at a tenth of it.
-    batch_size : int, default=1024
-        Number of rows in a training step. Smaller tables have steps of all rows.
     max_iter : int or "auto", default="auto"
         Maximum number of training steps. "auto" is the number of steps in 8 passes over the rows,
         but at least 80 (30 for up to 200 rows) and at most 400. In `partial_fit` the limit counts
         passes over the new rows, and "auto" is 30.
+    batch_size : int, default=1024
+        Number of rows in a training step. Smaller tables have steps of all rows.
+    optimize_inducing : bool, default=True
+        Whether training moves the inducing points. With ``optimizer="adam"`` they are trained, in
+        units of the length scales.
+    calibrate : bool, default=True
+        Whether to calibrate the predictive distribution on the training rows. The probabilities are
+        raised to the power with the lowest leave-one-out log loss on up to 2,000 training rows,
+        since those of the variational posterior are too cautious.
     random_state : int, RandomState instance or None, default=None
         Seed for all random choices of a fit; None uses a new seed each time. It determines the
         batches, the inducing points, the draws for predictions and the initial weights of networks.
+    max_seconds : float or None, default=None
+        Time budget of the whole fit in seconds; when it runs out, the best state so far is kept.
+        The last state counts as the best, because the bound on a batch is too noisy for a
+        comparison of states.
     memory_budget : float or "auto", default="auto"
         Memory that matrices may take, in bytes; "auto" uses what the machine has free.
     device : str, default="auto"
@@ -118,12 +107,23 @@ class SVGPClassifier(SparseMixin, GPClassifierBase):
     callbacks : callable, list of callable or None, default=None
         Functions called after each step or score with a `TrainingStep`; training ends when one
         returns a true value.
-    max_seconds : float or None, default=None
-        Time budget of the whole fit in seconds; when it runs out, the best state so far is kept.
-        The last state counts as the best, because the bound on a batch is too noisy for a
-        comparison of states.
     verbose : int, default=0
         Whether to show a progress bar.
+    learning_rate : float, default=0.05
+        Step size of the optimiser, for optimisers that have one. It applies to the logarithms of
+        the hyperparameters. The rate rises during the first ten steps and then falls along half a
+        cosine; networks learn at a tenth of it.
+    variational_optimizer : {"natural", "adam"}, default="natural"
+        Optimiser of the variational distribution. The distribution is that of the whitened function
+        values at the inducing points. "natural" takes natural-gradient steps, which have a closed
+        form.
+    variational_learning_rate : float or "auto", default="auto"
+        Step size of the variational optimiser. A natural-gradient step is a weighted mean in which
+        a batch has this weight, at most 1; "auto" is then 0.1, or 0.3 if a step sees all rows. For
+        Adam, "auto" is the learning rate of the hyperparameters. It has no effect if the noise is
+        Gaussian and a step sees all rows, since the optimal distribution is then computed directly.
+    activation : {"relu", "leaky_relu", "elu", "gelu", "silu", "softplus", "tanh"}, default="relu"
+        Activation function after each layer of a network that is given by its layer sizes.
 
     Attributes
     ----------
@@ -190,29 +190,29 @@ class SVGPClassifier(SparseMixin, GPClassifierBase):
 
     def __init__(  # noqa: PLR0913 (one for each setting)
         self,
-        kernel: Any = None,
+        kernel=None,
         *,
-        priors: Any = None,
-        n_inducing: Any = "auto",
-        inducing: Any = "kmeans++",
-        optimize_inducing: Any = True,
-        likelihood: Any = "auto",
-        feature_extractor: Any = None,
-        activation: Any = "relu",
-        calibrate: Any = True,
-        variational_optimizer: Any = "natural",
-        variational_learning_rate: Any = "auto",
-        optimizer: Any = "adam",
-        learning_rate: Any = 0.05,
-        batch_size: Any = 1024,
-        max_iter: Any = "auto",
-        random_state: Any = None,
-        memory_budget: Any = "auto",
-        device: Any = "auto",
-        dtype: Any = "auto",
-        callbacks: Any = None,
-        max_seconds: Any = None,
-        verbose: Any = 0,
+        likelihood="auto",
+        n_inducing="auto",
+        feature_extractor=None,
+        inducing="kmeans++",
+        priors=None,
+        optimizer="adam",
+        max_iter="auto",
+        batch_size=1024,
+        optimize_inducing=True,
+        calibrate=True,
+        random_state=None,
+        max_seconds=None,
+        memory_budget="auto",
+        device="auto",
+        dtype="auto",
+        callbacks=None,
+        verbose=0,
+        learning_rate=0.05,
+        variational_optimizer="natural",
+        variational_learning_rate="auto",
+        activation="relu",
     ):
         self._set(locals())
 

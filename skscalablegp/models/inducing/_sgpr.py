@@ -57,6 +57,21 @@ class SGPRRegressor(TableRegressorBase):
         respected. None means ``ConstantKernel() * Matern(nu=1.5) + WhiteKernel()`` with one length
         scale per column. For more than 1,000 rows, training then starts at the maximum of the exact
         likelihood of 500 rows.
+    n_inducing : int or "auto", default="auto"
+        Number of inducing points. "auto" is 512, or all rows on fewer. The exact process takes
+        their place on 513 to 2,000 rows: see `small_table`.
+    inducing : {"kmeans++", "conditional_variance", "random"} or array-like of shape (m, d), \
+            default="conditional_variance"
+        Method that chooses the inducing points, or an array of points. The named methods choose
+        among the training rows, at the initial hyperparameters.
+    alpha : float or array-like of shape (n,), default=1e-10
+        Known noise variance, added to the diagonal of the kernel matrix, in squared units of y, or
+        of the normalised target if normalize_y=True. The default is always relative to the target's
+        variance.
+    normalize_y : bool or "auto", default="auto"
+        Whether to subtract the target's mean and divide by its standard deviation before training.
+        "auto" does so unless a kernel is given, which is then taken as a prior for y in its own
+        units.
     priors : dict of str to Prior, "auto" or None, default="auto"
         Prior distributions of hyperparameters, by name; training adds their log density to its
         objective. The values are objects from `skscalablegp.priors`. The keys are names from
@@ -65,51 +80,27 @@ class SGPRRegressor(TableRegressorBase):
         the kernel, in which variances are those of the normalised target. "auto" puts a prior on
         the noise level of the default kernel if there are at least three columns, at most 120 rows,
         and at most 15 rows per column. None means no priors.
-    n_inducing : int or "auto", default="auto"
-        Number of inducing points. "auto" is 512, or all rows on fewer. The exact process takes
-        their place on 513 to 2,000 rows: see `small_table`.
-    inducing : {"kmeans++", "conditional_variance", "random"} or array-like of shape (m, d), \
-            default="conditional_variance"
-        Method that chooses the inducing points, or an array of points. The named methods choose
-        among the training rows, at the initial hyperparameters.
-    optimize_inducing : bool, default=False
-        Whether training moves the inducing points. They are then trained together with the
-        hyperparameters.
-    alpha : float or array-like of shape (n,), default=1e-10
-        Known noise variance, added to the diagonal of the kernel matrix, in squared units of y, or
-        of the normalised target if normalize_y=True. The default is always relative to the target's
-        variance.
-    optimizer : {"lbfgs", "fmin_l_bfgs_b", "bfgs", "adam"}, callable, object or None, \
-            default="lbfgs"
-        Method that trains the hyperparameters; None keeps them at their initial values. Values and
-        gradients are exact. A callable has the signature that scikit-learn documents.
-    n_restarts_optimizer : int, default=0
-        Number of additional starting points of the optimiser, drawn log-uniformly within the bounds
-        of the kernel.
-    learning_rate : float or "auto", default="auto"
-        Step size of the optimiser, for optimisers that have one. Only "adam" has one. "auto" is
-        0.1.
-    max_iter : int or "auto", default="auto"
-        Maximum number of training steps. "auto" is 100. The limit applies to each start.
-    n_iter_no_change : int or None, default=5
-        Number of steps or scores without progress after which training ends; None switches this
-        rule off. Only "adam" uses this rule; a step without progress moves no log hyperparameter by
-        more than 1e-3.
-    normalize_y : bool or "auto", default="auto"
-        Whether to subtract the target's mean and divide by its standard deviation before training.
-        "auto" does so unless a kernel is given, which is then taken as a prior for y in its own
-        units.
-    copy_X_train : bool, default=True
-        Whether to store a copy of X; otherwise a reference to X is stored.
-    n_targets : int, default=None
-        Number of target columns; a fit checks it against y.
     small_table : {"exact", "method"}, default="exact"
         Whether the exact process takes the place of the method on tables of few rows. "exact" does
         so up to 2,000 rows, unless `n_inducing`, `inducing`, `optimize_inducing` or `optimizer` is
         given. "method" never does; few rows are then all inducing points.
+    optimizer : {"lbfgs", "fmin_l_bfgs_b", "bfgs", "adam"}, callable, object or None, \
+            default="lbfgs"
+        Method that trains the hyperparameters; None keeps them at their initial values. Values and
+        gradients are exact. A callable has the signature that scikit-learn documents.
+    max_iter : int or "auto", default="auto"
+        Maximum number of training steps. "auto" is 100. The limit applies to each start.
+    optimize_inducing : bool, default=False
+        Whether training moves the inducing points. They are then trained together with the
+        hyperparameters.
+    n_restarts_optimizer : int, default=0
+        Number of additional starting points of the optimiser, drawn log-uniformly within the bounds
+        of the kernel.
     random_state : int, RandomState instance or None, default=None
         Seed for all random choices of a fit; None uses a new seed each time. It determines the
         choice of inducing points and the restarts.
+    max_seconds : float or None, default=None
+        Time budget of the whole fit in seconds; when it runs out, the best state so far is kept.
     memory_budget : float or "auto", default="auto"
         Memory that matrices may take, in bytes; "auto" uses what the machine has free.
     device : str, default="auto"
@@ -121,10 +112,19 @@ class SGPRRegressor(TableRegressorBase):
     callbacks : callable, list of callable or None, default=None
         Functions called after each step or score with a `TrainingStep`; training ends when one
         returns a true value.
-    max_seconds : float or None, default=None
-        Time budget of the whole fit in seconds; when it runs out, the best state so far is kept.
     verbose : int, default=0
         Whether to show a progress bar.
+    copy_X_train : bool, default=True
+        Whether to store a copy of X; otherwise a reference to X is stored.
+    n_targets : int, default=None
+        Number of target columns; a fit checks it against y.
+    learning_rate : float or "auto", default="auto"
+        Step size of the optimiser, for optimisers that have one. Only "adam" has one. "auto" is
+        0.1.
+    n_iter_no_change : int or None, default=5
+        Number of steps or scores without progress after which training ends; None switches this
+        rule off. Only "adam" uses this rule; a step without progress moves no log hyperparameter by
+        more than 1e-3.
 
     Attributes
     ----------
@@ -185,29 +185,29 @@ class SGPRRegressor(TableRegressorBase):
 
     def __init__(  # noqa: PLR0913 (one for each setting)
         self,
-        kernel: Any = None,
+        kernel=None,
         *,
-        priors: Any = "auto",
-        n_inducing: Any = "auto",
-        inducing: Any = "conditional_variance",
-        optimize_inducing: Any = False,
-        alpha: Any = 1e-10,
-        optimizer: Any = "lbfgs",
-        n_restarts_optimizer: Any = 0,
-        learning_rate: Any = "auto",
-        max_iter: Any = "auto",
-        n_iter_no_change: Any = 5,
-        normalize_y: Any = "auto",
-        copy_X_train: Any = True,
-        n_targets: Any = None,
-        small_table: Any = "exact",
-        random_state: Any = None,
-        memory_budget: Any = "auto",
-        device: Any = "auto",
-        dtype: Any = "auto",
-        callbacks: Any = None,
-        max_seconds: Any = None,
-        verbose: Any = 0,
+        n_inducing="auto",
+        inducing="conditional_variance",
+        alpha=1e-10,
+        normalize_y="auto",
+        priors="auto",
+        small_table="exact",
+        optimizer="lbfgs",
+        max_iter="auto",
+        optimize_inducing=False,
+        n_restarts_optimizer=0,
+        random_state=None,
+        max_seconds=None,
+        memory_budget="auto",
+        device="auto",
+        dtype="auto",
+        callbacks=None,
+        verbose=0,
+        copy_X_train=True,
+        n_targets=None,
+        learning_rate="auto",
+        n_iter_no_change=5,
     ):
         self._set(locals())
 

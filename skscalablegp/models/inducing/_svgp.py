@@ -36,57 +36,22 @@ class SVGPRegressor(SparseMixin, MinibatchGPRegressorBase):
         respected. It is in the units of X, and training starts at its values. None means
         ``ConstantKernel() * Matern(nu=1.5) + WhiteKernel()`` with one length scale per column, and
         training starts at the maximum of the exact likelihood of 500 rows.
-    priors : dict of str to Prior, "auto" or None, default="auto"
-        Prior distributions of hyperparameters, by name; training adds their log density to its
-        objective. The values are objects from `skscalablegp.priors`. The keys are names from
-        ``kernel.hyperparameters``; those of the default kernel are ``"k1__k1__constant_value"``,
-        ``"k1__k2__length_scale"`` and ``"k2__noise_level"``. Hyperparameters are in the units of
-        the kernel, in which variances are those of the normalised target. "auto" puts a prior on
-        the noise level of the default kernel if there are at least three columns, at most 120 rows,
-        and at most 15 rows per column. None means no priors.
-    n_inducing : int or "auto", default="auto"
-        Number of inducing points. "auto" is 512, or all rows if there are fewer. With Gaussian
-        noise it is all rows up to 2,000; training then maximises the exact likelihood, which is
-        faster.
-    inducing : {"kmeans++", "conditional_variance", "random"} or array-like of shape (m, d), \
-            default="kmeans++"
-        Method that chooses the inducing points, or an array of points. The named methods choose
-        among the training rows, by distances in the kernel's feature space.
-    optimize_inducing : bool, default=True
-        Whether training moves the inducing points. With ``optimizer="adam"`` they are trained, in
-        units of the length scales.
     likelihood : {"gaussian", "student_t", "laplace"} or Likelihood, default="gaussian"
         Distribution of the target given the latent function. ``StudentT(df=4)`` is robust to
         outliers; its squared scale is the kernel's white noise. Likelihood objects are in
         `skscalablegp.likelihoods`, and you can write your own.
+    n_inducing : int or "auto", default="auto"
+        Number of inducing points. "auto" is 512, or all rows if there are fewer. With Gaussian
+        noise it is all rows up to 2,000; training then maximises the exact likelihood, which is
+        faster.
     feature_extractor : int, sequence of int, callable, torch.nn.Module or None, default=None
         Network between the rows and the kernel: layer sizes, a torch module, or a callable that
         returns a module for a given number of columns. It is trained together with the kernel,
         which is a kernel of its outputs. A given module is copied first.
-    activation : {"relu", "leaky_relu", "elu", "gelu", "silu", "softplus", "tanh"}, default="relu"
-        Activation function after each layer of a network that is given by its layer sizes.
-    variational_optimizer : {"natural", "adam"}, default="natural"
-        Optimiser of the variational distribution. The distribution is that of the whitened function
-        values at the inducing points. "natural" takes natural-gradient steps, which have a closed
-        form.
-    variational_learning_rate : float or "auto", default="auto"
-        Step size of the variational optimiser. A natural-gradient step is a weighted mean in which
-        a batch has this weight, at most 1; "auto" is then 0.1, or 0.3 if a step sees all rows. For
-        Adam, "auto" is the learning rate of the hyperparameters. It has no effect if the noise is
-        Gaussian and a step sees all rows, since the optimal distribution is then computed directly.
-    optimizer : "adam" or None, default="adam"
-        Method that trains the hyperparameters; None keeps them at their initial values. It also
-        trains the inducing points and the network.
-    learning_rate : float, default=0.05
-        Step size of the optimiser, for optimisers that have one. It applies to the logarithms of
-        the hyperparameters. The rate rises during the first ten steps and then falls along half a
-        cosine; networks learn at a tenth of it.
-    batch_size : int, default=1024
-        Number of rows in a training step. Smaller tables have steps of all rows.
-    max_iter : int or "auto", default="auto"
-        Maximum number of training steps. "auto" is the number of steps in 8 passes over the rows,
-        but at least 80 (30 for up to 200 rows) and at most 400. In `partial_fit` the limit counts
-        passes over the new rows, and "auto" is 30.
+    inducing : {"kmeans++", "conditional_variance", "random"} or array-like of shape (m, d), \
+            default="kmeans++"
+        Method that chooses the inducing points, or an array of points. The named methods choose
+        among the training rows, by distances in the kernel's feature space.
     alpha : float or array-like of shape (n,), default=1e-10
         Known noise variance, added to the diagonal of the kernel matrix, in squared units of y, or
         of the normalised target if normalize_y=True. The default is always relative to the target's
@@ -95,15 +60,37 @@ class SVGPRegressor(SparseMixin, MinibatchGPRegressorBase):
         Whether to subtract the target's mean and divide by its standard deviation before training.
         "auto" does so unless a kernel is given, which is then taken as a prior for y in its own
         units.
-    n_targets : int, default=None
-        Number of target columns; a fit checks it against y.
+    priors : dict of str to Prior, "auto" or None, default="auto"
+        Prior distributions of hyperparameters, by name; training adds their log density to its
+        objective. The values are objects from `skscalablegp.priors`. The keys are names from
+        ``kernel.hyperparameters``; those of the default kernel are ``"k1__k1__constant_value"``,
+        ``"k1__k2__length_scale"`` and ``"k2__noise_level"``. Hyperparameters are in the units of
+        the kernel, in which variances are those of the normalised target. "auto" puts a prior on
+        the noise level of the default kernel if there are at least three columns, at most 120 rows,
+        and at most 15 rows per column. None means no priors.
     small_table : {"exact", "method"}, default="exact"
         Whether the exact process takes the place of the method on tables of few rows. "exact" does
         so up to 2,000 rows if all of them are inducing points and the noise is normal. "method"
         never does.
+    optimizer : "adam" or None, default="adam"
+        Method that trains the hyperparameters; None keeps them at their initial values. It also
+        trains the inducing points and the network.
+    max_iter : int or "auto", default="auto"
+        Maximum number of training steps. "auto" is the number of steps in 8 passes over the rows,
+        but at least 80 (30 for up to 200 rows) and at most 400. In `partial_fit` the limit counts
+        passes over the new rows, and "auto" is 30.
+    batch_size : int, default=1024
+        Number of rows in a training step. Smaller tables have steps of all rows.
+    optimize_inducing : bool, default=True
+        Whether training moves the inducing points. With ``optimizer="adam"`` they are trained, in
+        units of the length scales.
     random_state : int, RandomState instance or None, default=None
         Seed for all random choices of a fit; None uses a new seed each time. It determines the
         batches, the inducing points and the initial weights of networks.
+    max_seconds : float or None, default=None
+        Time budget of the whole fit in seconds; when it runs out, the best state so far is kept.
+        The last state counts as the best, because the bound on a batch is too noisy for a
+        comparison of states.
     memory_budget : float or "auto", default="auto"
         Memory that matrices may take, in bytes; "auto" uses what the machine has free.
     device : str, default="auto"
@@ -114,12 +101,25 @@ class SVGPRegressor(SparseMixin, MinibatchGPRegressorBase):
     callbacks : callable, list of callable or None, default=None
         Functions called after each step or score with a `TrainingStep`; training ends when one
         returns a true value.
-    max_seconds : float or None, default=None
-        Time budget of the whole fit in seconds; when it runs out, the best state so far is kept.
-        The last state counts as the best, because the bound on a batch is too noisy for a
-        comparison of states.
     verbose : int, default=0
         Whether to show a progress bar.
+    n_targets : int, default=None
+        Number of target columns; a fit checks it against y.
+    learning_rate : float, default=0.05
+        Step size of the optimiser, for optimisers that have one. It applies to the logarithms of
+        the hyperparameters. The rate rises during the first ten steps and then falls along half a
+        cosine; networks learn at a tenth of it.
+    variational_optimizer : {"natural", "adam"}, default="natural"
+        Optimiser of the variational distribution. The distribution is that of the whitened function
+        values at the inducing points. "natural" takes natural-gradient steps, which have a closed
+        form.
+    variational_learning_rate : float or "auto", default="auto"
+        Step size of the variational optimiser. A natural-gradient step is a weighted mean in which
+        a batch has this weight, at most 1; "auto" is then 0.1, or 0.3 if a step sees all rows. For
+        Adam, "auto" is the learning rate of the hyperparameters. It has no effect if the noise is
+        Gaussian and a step sees all rows, since the optimal distribution is then computed directly.
+    activation : {"relu", "leaky_relu", "elu", "gelu", "silu", "softplus", "tanh"}, default="relu"
+        Activation function after each layer of a network that is given by its layer sizes.
 
     Attributes
     ----------
@@ -183,32 +183,32 @@ class SVGPRegressor(SparseMixin, MinibatchGPRegressorBase):
 
     def __init__(  # noqa: PLR0913 (one for each setting)
         self,
-        kernel: Any = None,
+        kernel=None,
         *,
-        priors: Any = "auto",
-        n_inducing: Any = "auto",
-        inducing: Any = "kmeans++",
-        optimize_inducing: Any = True,
-        likelihood: Any = "gaussian",
-        feature_extractor: Any = None,
-        activation: Any = "relu",
-        variational_optimizer: Any = "natural",
-        variational_learning_rate: Any = "auto",
-        optimizer: Any = "adam",
-        learning_rate: Any = 0.05,
-        batch_size: Any = 1024,
-        max_iter: Any = "auto",
-        alpha: Any = 1e-10,
-        normalize_y: Any = "auto",
-        n_targets: Any = None,
-        small_table: Any = "exact",
-        random_state: Any = None,
-        memory_budget: Any = "auto",
-        device: Any = "auto",
-        dtype: Any = "auto",
-        callbacks: Any = None,
-        max_seconds: Any = None,
-        verbose: Any = 0,
+        likelihood="gaussian",
+        n_inducing="auto",
+        feature_extractor=None,
+        inducing="kmeans++",
+        alpha=1e-10,
+        normalize_y="auto",
+        priors="auto",
+        small_table="exact",
+        optimizer="adam",
+        max_iter="auto",
+        batch_size=1024,
+        optimize_inducing=True,
+        random_state=None,
+        max_seconds=None,
+        memory_budget="auto",
+        device="auto",
+        dtype="auto",
+        callbacks=None,
+        verbose=0,
+        n_targets=None,
+        learning_rate=0.05,
+        variational_optimizer="natural",
+        variational_learning_rate="auto",
+        activation="relu",
     ):
         self._set(locals())
 

@@ -44,6 +44,14 @@ class IterativeGPRegressor(SolvedGPRegressor):
         ``optimizer=None``, all values are 1. Any kernel can be used. Kernels without a compiled
         form are evaluated by their own NumPy code, and may take rows that are not vectors, such as
         strings.
+    alpha : float or array-like of shape (n,), default=1e-10
+        Known noise variance, added to the diagonal of the kernel matrix, in squared units of y, or
+        of the normalised target if normalize_y=True. The default is always relative to the target's
+        variance.
+    normalize_y : bool or "auto", default="auto"
+        Whether to subtract the target's mean and divide by its standard deviation before training.
+        "auto" does so unless a kernel is given, which is then taken as a prior for y in its own
+        units.
     priors : dict of str to Prior, "auto" or None, default="auto"
         Prior distributions of hyperparameters, by name; training adds their log density to its
         objective. The values are objects from `skscalablegp.priors`. The keys are names from
@@ -52,10 +60,6 @@ class IterativeGPRegressor(SolvedGPRegressor):
         the kernel, in which variances are those of the normalised target. "auto" puts a prior on
         the noise level of the default kernel if there are at least three columns, at most 120 rows,
         and at most 15 rows per column. None means no priors.
-    alpha : float or array-like of shape (n,), default=1e-10
-        Known noise variance, added to the diagonal of the kernel matrix, in squared units of y, or
-        of the normalised target if normalize_y=True. The default is always relative to the target's
-        variance.
     optimizer : "auto", "natural", "bfgs", "fmin_l_bfgs_b", "lbfgs", "adam", callable, object or \
             None, default="auto"
         Method that trains the hyperparameters; None keeps them at their initial values. "auto" is a
@@ -66,17 +70,19 @@ class IterativeGPRegressor(SolvedGPRegressor):
         callable has the signature that scikit-learn documents. For up to 500 rows and a given
         kernel, "auto" and "fmin_l_bfgs_b" also run scikit-learn's optimiser from every start and
         keep the better optimum.
+    max_iter : int or "auto", default="auto"
+        Maximum number of training steps. The limit applies to training on all rows, or to each
+        subset where these alone are trained. "auto" is 100, and 25 after a start on a subset (200
+        and 50 for natural gradients, 100 and 30 for Adam).
     n_restarts_optimizer : int, default=0
         Number of additional starting points of the optimiser, drawn log-uniformly within the bounds
         of the kernel. Ignored unless the likelihood is exact.
-    normalize_y : bool or "auto", default="auto"
-        Whether to subtract the target's mean and divide by its standard deviation before training.
-        "auto" does so unless a kernel is given, which is then taken as a prior for y in its own
-        units.
-    copy_X_train : bool, default=True
-        Whether to store a copy of X; otherwise a reference to X is stored.
-    n_targets : int, default=None
-        Number of target columns; a fit checks it against y.
+    train_on : {"auto", "subsets", "all"}, default="auto"
+        Rows on which the hyperparameters are trained. "all" starts with the subsets and goes on
+        with all rows. "subsets" ends with the subsets, and leave-one-out errors give the scale of
+        the kernel. "auto" is "subsets" from 8,000 to 50,000 rows on a CPU, unless a solver,
+        gradient, optimizer or subset_size is given. Tables too small for subsets are trained on all
+        rows in any case.
     random_state : int, RandomState instance or None, default=None
         Seed for all random choices of a fit; None uses a new seed each time.
     solver : {"auto", "cholesky", "cg", "block_cg", "ap", "sgd", "sdd", "adasap"} or object, \
@@ -85,23 +91,67 @@ class IterativeGPRegressor(SolvedGPRegressor):
         measured times, and the choice is stored in `solver_`. "block_cg" shares search directions
         among the right-hand sides and needs the fewest epochs. "ap" and "adasap" read blocks of
         rows and give the best results with small budgets.
+    preconditioner : {"auto", "pivoted_cholesky", "rpcholesky", "nystrom"}, object or None, \
+            default="auto"
+        Preconditioner of the iterative linear solver. "auto" is randomly pivoted Cholesky of rank
+        200 for solvers given as "cg" or "block_cg"; a solver object keeps its own. It has no effect
+        on solvers that take none.
     gradient : {"auto", "exact", "standard", "pathwise"} or object, default="auto"
         Estimator of the gradient of the log marginal likelihood. "auto" is "exact" if the matrix is
         factorised. Otherwise it is "pathwise" if predictions use its samples, and "standard" with
         probes drawn from the preconditioner's covariance if they do not; without a preconditioner
         and up to 3,000 rows it is "pathwise" with exact samples. The solver, probes and tolerance
         of a gradient object hold for the whole fit, and other parameters must not contradict them.
-    preconditioner : {"auto", "pivoted_cholesky", "rpcholesky", "nystrom"}, object or None, \
-            default="auto"
-        Preconditioner of the iterative linear solver. "auto" is randomly pivoted Cholesky of rank
-        200 for solvers given as "cg" or "block_cg"; a solver object keeps its own. It has no effect
-        on solvers that take none.
+    posterior : {"auto", "exact", "neighbors", "pathwise", "solve"}, default="auto"
+        Method that computes predictive variances. "exact" is one Cholesky factorisation.
+        "neighbors" computes a variance from the 256 training rows with the largest covariances; it
+        is never below the exact one. "pathwise" uses `n_probes` posterior samples, and "solve"
+        solves a linear system for each prediction. The mean, joint covariances and samples use all
+        rows in any case. "auto" is "exact" up to 20,000 rows (40,000 on a GPU), "neighbors" up to
+        50,000 on a CPU, and "pathwise" otherwise. If an iterative solver is given by name, it is
+        "solve" up to 3,000 rows and "pathwise" above. Solvers that read a few rows at a time leave
+        the solves for variances to "block_cg".
     n_probes : int or "auto", default="auto"
         Number of probe vectors for the trace in the gradient. They are also the samples of a
         pathwise posterior. "auto" is 32 if only gradients use them, and 64 if variances do.
     solver_tol : float, default=0.01
         Relative residual at which a linear solve ends. Solves for variances continue to 1e-4, and
         further if the noise variance is below 1% of the signal variance.
+    max_seconds : float or None, default=None
+        Time budget of the whole fit in seconds; when it runs out, the best state so far is kept. Up
+        to half of the budget is reserved for the factorisation or the solve behind predictions. If
+        that allows only some of the rows, these are in `X_train_`, and a warning says so.
+    memory_budget : float or "auto", default="auto"
+        Memory that matrices may take, in bytes; "auto" uses what the machine has free.
+    device : str, default="auto"
+        Device on which the fit runs; "auto" uses CUDA where it is available.
+    dtype : {"auto", "float32", "float64"}, default="auto"
+        Precision of the matrix products in training. "auto" is float64 up to 3,000 rows and for
+        badly conditioned kernel matrices, and float32 otherwise. Predictions are computed in
+        float64 unless this is "float32"; with "auto", an exact posterior of more than 8,000 rows is
+        in float32 if the noise makes the matrix well conditioned.
+    callbacks : callable, list of callable or None, default=None
+        Functions called after each step or score with a `TrainingStep`; training ends when one
+        returns a true value.
+    verbose : int, default=0
+        Whether to show a progress bar.
+    copy_X_train : bool, default=True
+        Whether to store a copy of X; otherwise a reference to X is stored.
+    n_targets : int, default=None
+        Number of target columns; a fit checks it against y.
+    learning_rate : float or "auto", default="auto"
+        Step size of the optimiser, for optimisers that have one. Only Adam has one. "auto" is 0.1
+        up to 50,000 rows and 0.03 above.
+    n_iter_no_change : int or None, default=5
+        Number of steps or scores without progress after which training ends; None switches this
+        rule off. Only Adam uses this rule; a step without progress moves no log hyperparameter by
+        more than 1e-3.
+    subset_size : int, "auto" or None, default="auto"
+        Number of rows in the exact fit from which training starts. "auto" is 2,000 for tables of
+        more than 3,000 rows, and ten neighbourhoods of 2,000 rows each above 50,000 rows. Where
+        subsets determine the hyperparameters (8,000 to 50,000 rows on a CPU), there are three of
+        667, 2,000 and 6,000 rows, above 20,000 rows the last two. For smaller tables it is None,
+        which starts at the hyperparameters of the kernel.
     solver_max_epochs : float, default=1000
         Budget of one linear solve, in epochs; one epoch evaluates n^2 kernel entries.
     solver_warm_start : bool, default=True
@@ -115,60 +165,10 @@ class IterativeGPRegressor(SolvedGPRegressor):
         which torch has a compiler, and "tiles" otherwise. Kernels without such a form, and products
         whose compilation fails, are computed in tiles. "compiled" and "keops" do not store the
         matrix between the products of a solve.
-    learning_rate : float or "auto", default="auto"
-        Step size of the optimiser, for optimisers that have one. Only Adam has one. "auto" is 0.1
-        up to 50,000 rows and 0.03 above.
-    max_iter : int or "auto", default="auto"
-        Maximum number of training steps. The limit applies to training on all rows, or to each
-        subset where these alone are trained. "auto" is 100, and 25 after a start on a subset (200
-        and 50 for natural gradients, 100 and 30 for Adam).
-    n_iter_no_change : int or None, default=5
-        Number of steps or scores without progress after which training ends; None switches this
-        rule off. Only Adam uses this rule; a step without progress moves no log hyperparameter by
-        more than 1e-3.
     training_max_epochs : float, "auto" or None, default="auto"
         Budget of all linear solves during training on all rows, in solver epochs; None sets no
         limit. "auto" is 600 if a subset has given the curvature and `max_iter` is "auto" too, and
         None otherwise; hard systems then get fewer and longer steps.
-    subset_size : int, "auto" or None, default="auto"
-        Number of rows in the exact fit from which training starts. "auto" is 2,000 for tables of
-        more than 3,000 rows, and ten neighbourhoods of 2,000 rows each above 50,000 rows. Where
-        subsets determine the hyperparameters (8,000 to 50,000 rows on a CPU), there are three of
-        667, 2,000 and 6,000 rows, above 20,000 rows the last two. For smaller tables it is None,
-        which starts at the hyperparameters of the kernel.
-    train_on : {"auto", "subsets", "all"}, default="auto"
-        Rows on which the hyperparameters are trained. "all" starts with the subsets and goes on
-        with all rows. "subsets" ends with the subsets, and leave-one-out errors give the scale of
-        the kernel. "auto" is "subsets" from 8,000 to 50,000 rows on a CPU, unless a solver,
-        gradient, optimizer or subset_size is given. Tables too small for subsets are trained on all
-        rows in any case.
-    posterior : {"auto", "exact", "neighbors", "pathwise", "solve"}, default="auto"
-        Method that computes predictive variances. "exact" is one Cholesky factorisation.
-        "neighbors" computes a variance from the 256 training rows with the largest covariances; it
-        is never below the exact one. "pathwise" uses `n_probes` posterior samples, and "solve"
-        solves a linear system for each prediction. The mean, joint covariances and samples use all
-        rows in any case. "auto" is "exact" up to 20,000 rows (40,000 on a GPU), "neighbors" up to
-        50,000 on a CPU, and "pathwise" otherwise. If an iterative solver is given by name, it is
-        "solve" up to 3,000 rows and "pathwise" above. Solvers that read a few rows at a time leave
-        the solves for variances to "block_cg".
-    memory_budget : float or "auto", default="auto"
-        Memory that matrices may take, in bytes; "auto" uses what the machine has free.
-    device : str, default="auto"
-        Device on which the fit runs; "auto" uses CUDA where it is available.
-    dtype : {"auto", "float32", "float64"}, default="auto"
-        Precision of the matrix products in training. "auto" is float64 up to 3,000 rows and for
-        badly conditioned kernel matrices, and float32 otherwise. Predictions are computed in
-        float64 unless this is "float32"; with "auto", an exact posterior of more than 8,000 rows is
-        in float32 if the noise makes the matrix well conditioned.
-    callbacks : callable, list of callable or None, default=None
-        Functions called after each step or score with a `TrainingStep`; training ends when one
-        returns a true value.
-    max_seconds : float or None, default=None
-        Time budget of the whole fit in seconds; when it runs out, the best state so far is kept. Up
-        to half of the budget is reserved for the factorisation or the solve behind predictions. If
-        that allows only some of the rows, these are in `X_train_`, and a warning says so.
-    verbose : int, default=0
-        Whether to show a progress bar.
 
     Attributes
     ----------
@@ -236,37 +236,37 @@ class IterativeGPRegressor(SolvedGPRegressor):
 
     def __init__(  # noqa: PLR0913 (one for each setting)
         self,
-        kernel: Any = None,
+        kernel=None,
         *,
-        priors: Any = "auto",
-        alpha: Any = 1e-10,
-        optimizer: Any = "auto",
-        n_restarts_optimizer: Any = 0,
-        normalize_y: Any = "auto",
-        copy_X_train: Any = True,
-        n_targets: Any = None,
-        random_state: Any = None,
-        solver: Any = "auto",
-        gradient: Any = "auto",
-        preconditioner: Any = "auto",
-        n_probes: Any = "auto",
-        solver_tol: Any = 0.01,
-        solver_max_epochs: Any = 1000,
-        solver_warm_start: Any = True,
-        products: Any = "auto",
-        learning_rate: Any = "auto",
-        max_iter: Any = "auto",
-        n_iter_no_change: Any = 5,
-        training_max_epochs: Any = "auto",
-        subset_size: Any = "auto",
-        train_on: Any = "auto",
-        posterior: Any = "auto",
-        memory_budget: Any = "auto",
-        device: Any = "auto",
-        dtype: Any = "auto",
-        callbacks: Any = None,
-        max_seconds: Any = None,
-        verbose: Any = 0,
+        alpha=1e-10,
+        normalize_y="auto",
+        priors="auto",
+        optimizer="auto",
+        max_iter="auto",
+        n_restarts_optimizer=0,
+        train_on="auto",
+        random_state=None,
+        solver="auto",
+        preconditioner="auto",
+        gradient="auto",
+        posterior="auto",
+        n_probes="auto",
+        solver_tol=0.01,
+        max_seconds=None,
+        memory_budget="auto",
+        device="auto",
+        dtype="auto",
+        callbacks=None,
+        verbose=0,
+        copy_X_train=True,
+        n_targets=None,
+        learning_rate="auto",
+        n_iter_no_change=5,
+        subset_size="auto",
+        solver_max_epochs=1000,
+        solver_warm_start=True,
+        products="auto",
+        training_max_epochs="auto",
     ):
         self._set(locals())
 

@@ -46,14 +46,6 @@ class RRCGRegressor(SolvedGPRegressor):
     kernel : kernel instance, default=None
         Covariance function as a scikit-learn kernel, whose bounds (including "fixed") are
         respected. None means the default kernel of :class:`IterativeGPRegressor`.
-    priors : dict of str to Prior, "auto" or None, default="auto"
-        Prior distributions of hyperparameters, by name; training adds their log density to its
-        objective. The values are objects from `skscalablegp.priors`. The keys are names from
-        ``kernel.hyperparameters``; those of the default kernel are ``"k1__k1__constant_value"``,
-        ``"k1__k2__length_scale"`` and ``"k2__noise_level"``. Hyperparameters are in the units of
-        the kernel, in which variances are those of the normalised target. "auto" puts a prior on
-        the noise level of the default kernel if there are at least three columns, at most 120 rows,
-        and at most 15 rows per column. None means no priors.
     truncation : {"auto", "exponential", "geometric", "reciprocal", "fixed"} or object, \
             default="auto"
         Distribution of the term at which a series is truncated. The terms are iterations of
@@ -63,12 +55,46 @@ class RRCGRegressor(SolvedGPRegressor):
         truncate later if the two estimates of a step differ by more than a tenth. Objects that say
         where truncation starts, such as ``ExponentialTruncation(0.05, min_iter=20)``, are not
         changed. "fixed" is plain truncated conjugate gradients, for comparison.
+    alpha : float or array-like of shape (n,), default=1e-10
+        Known noise variance, added to the diagonal of the kernel matrix, in squared units of y, or
+        of the normalised target if normalize_y=True. The default is always relative to the target's
+        variance.
+    normalize_y : bool or "auto", default="auto"
+        Whether to subtract the target's mean and divide by its standard deviation before training.
+        "auto" does so unless a kernel is given, which is then taken as a prior for y in its own
+        units.
+    priors : dict of str to Prior, "auto" or None, default="auto"
+        Prior distributions of hyperparameters, by name; training adds their log density to its
+        objective. The values are objects from `skscalablegp.priors`. The keys are names from
+        ``kernel.hyperparameters``; those of the default kernel are ``"k1__k1__constant_value"``,
+        ``"k1__k2__length_scale"`` and ``"k2__noise_level"``. Hyperparameters are in the units of
+        the kernel, in which variances are those of the normalised target. "auto" puts a prior on
+        the noise level of the default kernel if there are at least three columns, at most 120 rows,
+        and at most 15 rows per column. None means no priors.
+    small_table : {"exact", "method"}, default="exact"
+        Whether the exact process takes the place of the method on tables of few rows. "exact" does
+        so up to 2,000 rows, unless `truncation`, `optimizer` or another `posterior` is given.
+        "method" never does.
+    optimizer : {"auto", "natural", "adam"}, object or None, default="auto"
+        Method that trains the hyperparameters; None keeps them at their initial values. "auto" is
+        "natural", or BFGS where `truncation` leaves the gradients exact. "natural" measures its own
+        progress and ends when the mean gradient is within its noise, see
+        :class:`~skscalablegp.training.NaturalGradient`. "adam" is the method of the paper.
+        Optimisers that need exact gradients are refused, since truncated ones are noisy.
+    max_iter : int or "auto", default="auto"
+        Maximum number of training steps. The limit applies to training on all rows. "auto" is 200,
+        and 50 after a start on subsets (100 and 30 for Adam).
+    random_state : int, RandomState instance or None, default=None
+        Seed for all random choices of a fit; None uses a new seed each time.
     preconditioner : {"auto", "pivoted_cholesky", "rpcholesky", "nystrom"}, object or None, \
             default="auto"
         Preconditioner of the iterative linear solver. It is used in training and in the solves for
         predictions. "auto" is randomly pivoted Cholesky, of rank 200 for predictions and of rank n
         / 40, at most 200, in training. With a larger rank, small tables would be solved within the
         iterations that every truncation includes.
+    posterior : {"auto", "exact", "neighbors", "pathwise", "solve"}, default="auto"
+        Method that computes predictive variances. "auto" is "exact", one Cholesky factorisation, up
+        to 20,000 rows (40,000 on a GPU), and as in :class:`IterativeGPRegressor` above.
     n_probes : int, default=10
         Number of probe vectors for the trace in the gradient. A pathwise posterior draws the same
         number of samples of its own, but at least 64.
@@ -76,65 +102,14 @@ class RRCGRegressor(SolvedGPRegressor):
         Distribution of the probe vectors. "preconditioned" draws from a normal distribution with
         the preconditioner's covariance and the diagonal of the kernel matrix, which gives the
         smallest variance. The paper uses "rademacher" or "normal".
-    n_draws : int, default=8
-        Number of truncation points over which each of the two solutions of a step is averaged. The
-        paper uses 1, which is noisier. Further draws cost iterations only if they are later than
-        the others.
-    reorthogonalize : bool or "auto", default="auto"
-        Whether to reorthogonalise the residuals of conjugate gradients. If the noise is small,
-        rounding errors spoil the series without it, and gradients are no longer unbiased. "auto"
-        does so up to 3,000 rows, where it is cheap. It takes O(n (n_probes + t)) memory for each
-        iteration.
-    alpha : float or array-like of shape (n,), default=1e-10
-        Known noise variance, added to the diagonal of the kernel matrix, in squared units of y, or
-        of the normalised target if normalize_y=True. The default is always relative to the target's
-        variance.
-    optimizer : {"auto", "natural", "adam"}, object or None, default="auto"
-        Method that trains the hyperparameters; None keeps them at their initial values. "auto" is
-        "natural", or BFGS where `truncation` leaves the gradients exact. "natural" measures its own
-        progress and ends when the mean gradient is within its noise, see
-        :class:`~skscalablegp.training.NaturalGradient`. "adam" is the method of the paper.
-        Optimisers that need exact gradients are refused, since truncated ones are noisy.
-    learning_rate : float or "auto", default="auto"
-        Step size of the optimiser, for optimisers that have one. Only Adam has one. "auto" is 0.1
-        up to 50,000 rows and 0.03 above.
-    max_iter : int or "auto", default="auto"
-        Maximum number of training steps. The limit applies to training on all rows. "auto" is 200,
-        and 50 after a start on subsets (100 and 30 for Adam).
-    n_iter_no_change : int or None, default=5
-        Number of steps or scores without progress after which training ends; None switches this
-        rule off. Only Adam uses this rule; a step without progress moves no log hyperparameter by
-        more than 1e-3.
-    training_max_epochs : float, "auto" or None, default="auto"
-        Budget of all linear solves during training on all rows, in solver epochs; None sets no
-        limit. "auto" is None.
-    subset_size : int, "auto" or None, default="auto"
-        Number of rows in the exact fit from which training starts. "auto" is 2,000 for tables of
-        more than 3,000 rows, as in :class:`IterativeGPRegressor`. None starts at the
-        hyperparameters of the kernel.
-    normalize_y : bool or "auto", default="auto"
-        Whether to subtract the target's mean and divide by its standard deviation before training.
-        "auto" does so unless a kernel is given, which is then taken as a prior for y in its own
-        units.
-    copy_X_train : bool, default=True
-        Whether to store a copy of X; otherwise a reference to X is stored.
-    n_targets : int, default=None
-        Number of target columns; a fit checks it against y.
-    small_table : {"exact", "method"}, default="exact"
-        Whether the exact process takes the place of the method on tables of few rows. "exact" does
-        so up to 2,000 rows, unless `truncation`, `optimizer` or another `posterior` is given.
-        "method" never does.
-    random_state : int, RandomState instance or None, default=None
-        Seed for all random choices of a fit; None uses a new seed each time.
-    posterior : {"auto", "exact", "neighbors", "pathwise", "solve"}, default="auto"
-        Method that computes predictive variances. "auto" is "exact", one Cholesky factorisation, up
-        to 20,000 rows (40,000 on a GPU), and as in :class:`IterativeGPRegressor` above.
     solver_tol : float, default=1e-4
         Relative residual at which a linear solve ends. It applies to the solves for predictions;
         training does not use it.
-    solver_max_epochs : float, default=1000
-        Budget of one linear solve, in epochs; one epoch evaluates n^2 kernel entries. It applies to
-        the solves for predictions.
+    max_seconds : float or None, default=None
+        Time budget of the whole fit in seconds; when it runs out, the best state so far is kept.
+        With Adam, this state is the mean of the last iterates. Up to half of the budget is reserved
+        for the factorisation or the solve behind predictions. If that allows only some of the rows,
+        these are in `X_train_`, and a warning says so.
     memory_budget : float or "auto", default="auto"
         Memory that matrices may take, in bytes; "auto" uses what the machine has free.
     device : str, default="auto"
@@ -145,13 +120,38 @@ class RRCGRegressor(SolvedGPRegressor):
     callbacks : callable, list of callable or None, default=None
         Functions called after each step or score with a `TrainingStep`; training ends when one
         returns a true value.
-    max_seconds : float or None, default=None
-        Time budget of the whole fit in seconds; when it runs out, the best state so far is kept.
-        With Adam, this state is the mean of the last iterates. Up to half of the budget is reserved
-        for the factorisation or the solve behind predictions. If that allows only some of the rows,
-        these are in `X_train_`, and a warning says so.
     verbose : int, default=0
         Whether to show a progress bar.
+    copy_X_train : bool, default=True
+        Whether to store a copy of X; otherwise a reference to X is stored.
+    n_targets : int, default=None
+        Number of target columns; a fit checks it against y.
+    learning_rate : float or "auto", default="auto"
+        Step size of the optimiser, for optimisers that have one. Only Adam has one. "auto" is 0.1
+        up to 50,000 rows and 0.03 above.
+    n_iter_no_change : int or None, default=5
+        Number of steps or scores without progress after which training ends; None switches this
+        rule off. Only Adam uses this rule; a step without progress moves no log hyperparameter by
+        more than 1e-3.
+    subset_size : int, "auto" or None, default="auto"
+        Number of rows in the exact fit from which training starts. "auto" is 2,000 for tables of
+        more than 3,000 rows, as in :class:`IterativeGPRegressor`. None starts at the
+        hyperparameters of the kernel.
+    solver_max_epochs : float, default=1000
+        Budget of one linear solve, in epochs; one epoch evaluates n^2 kernel entries. It applies to
+        the solves for predictions.
+    training_max_epochs : float, "auto" or None, default="auto"
+        Budget of all linear solves during training on all rows, in solver epochs; None sets no
+        limit. "auto" is None.
+    n_draws : int, default=8
+        Number of truncation points over which each of the two solutions of a step is averaged. The
+        paper uses 1, which is noisier. Further draws cost iterations only if they are later than
+        the others.
+    reorthogonalize : bool or "auto", default="auto"
+        Whether to reorthogonalise the residuals of conjugate gradients. If the noise is small,
+        rounding errors spoil the series without it, and gradients are no longer unbiased. "auto"
+        does so up to 3,000 rows, where it is cheap. It takes O(n (n_probes + t)) memory for each
+        iteration.
 
     Attributes
     ----------
@@ -222,36 +222,36 @@ class RRCGRegressor(SolvedGPRegressor):
 
     def __init__(  # noqa: PLR0913 (one for each setting)
         self,
-        kernel: Any = None,
+        kernel=None,
         *,
-        priors: Any = "auto",
-        truncation: Any = "auto",
-        preconditioner: Any = "auto",
-        n_probes: Any = 10,
-        probes: Any = "preconditioned",
-        n_draws: Any = 8,
-        reorthogonalize: Any = "auto",
-        alpha: Any = 1e-10,
-        optimizer: Any = "auto",
-        learning_rate: Any = "auto",
-        max_iter: Any = "auto",
-        n_iter_no_change: Any = 5,
-        training_max_epochs: Any = "auto",
-        subset_size: Any = "auto",
-        normalize_y: Any = "auto",
-        copy_X_train: Any = True,
-        n_targets: Any = None,
-        small_table: Any = "exact",
-        random_state: Any = None,
-        posterior: Any = "auto",
-        solver_tol: Any = 1e-4,
-        solver_max_epochs: Any = 1000,
-        memory_budget: Any = "auto",
-        device: Any = "auto",
-        dtype: Any = "auto",
-        callbacks: Any = None,
-        max_seconds: Any = None,
-        verbose: Any = 0,
+        truncation="auto",
+        alpha=1e-10,
+        normalize_y="auto",
+        priors="auto",
+        small_table="exact",
+        optimizer="auto",
+        max_iter="auto",
+        random_state=None,
+        preconditioner="auto",
+        posterior="auto",
+        n_probes=10,
+        probes="preconditioned",
+        solver_tol=1e-4,
+        max_seconds=None,
+        memory_budget="auto",
+        device="auto",
+        dtype="auto",
+        callbacks=None,
+        verbose=0,
+        copy_X_train=True,
+        n_targets=None,
+        learning_rate="auto",
+        n_iter_no_change=5,
+        subset_size="auto",
+        solver_max_epochs=1000,
+        training_max_epochs="auto",
+        n_draws=8,
+        reorthogonalize="auto",
     ):
         self._set(locals())
 

@@ -52,6 +52,21 @@ class NNGPRegressor(GPRegressorBase):
         respected. None means ``ConstantKernel() * Matern(nu=1.5) + WhiteKernel()`` with one length
         scale per column. Training starts at the scale of the data. Periodic kernels are refused,
         since they define no distance by which to search for neighbours.
+    n_neighbors : int or "auto", default="auto"
+        Number of training rows from which a new row is predicted. If the table has no more rows,
+        the model is the exact Gaussian process. "auto" is all rows up to 2,000. Above, it is 200 in
+        training, and then 200 or 400: the larger number triples the time of predictions, and is
+        taken if it raises the mean log density of the same rows as in `calibrate` by more than
+        0.02.
+        Time grows with the third power of this number.
+    alpha : float or array-like of shape (n,), default=1e-10
+        Known noise variance, added to the diagonal of the kernel matrix, in squared units of y, or
+        of the normalised target if normalize_y=True. The default is always relative to the target's
+        variance.
+    normalize_y : bool or "auto", default="auto"
+        Whether to subtract the target's mean and divide by its standard deviation before training.
+        "auto" does so unless a kernel is given, which is then taken as a prior for y in its own
+        units.
     priors : dict of str to Prior, "auto" or None, default="auto"
         Prior distributions of hyperparameters, by name; training adds their log density to its
         objective. The values are objects from `skscalablegp.priors`. The keys are names from
@@ -60,19 +75,26 @@ class NNGPRegressor(GPRegressorBase):
         the kernel, in which variances are those of the normalised target. "auto" puts a prior on
         the noise level of the default kernel if there are at least three columns, at most 120 rows,
         and at most 15 rows per column. None means no priors.
-    n_neighbors : int or "auto", default="auto"
-        Number of training rows from which a new row is predicted. If the table has no more rows,
-        the model is the exact Gaussian process. "auto" is all rows up to 2,000. Above, it is 200 in
-        training, and then 200 or 400: the larger number triples the time of predictions, and is
-        taken if it raises the mean log density of the same rows as in `calibrate` by more than
-        0.02.
-        Time grows with the third power of this number.
+    small_table : {"exact", "method"}, default="exact"
+        Whether the exact process takes the place of the method on tables of few rows. "exact" does
+        so up to 2,000 rows, all of which are neighbours, unless `n_neighbors` is given. "method"
+        never does.
+    optimizer : "auto", "bfgs", "fmin_l_bfgs_b", "lbfgs", "adam", callable, object or None, \
+            default="auto"
+        Method that trains the hyperparameters; None keeps them at their initial values. "auto" is a
+        quasi-Newton method.
+    max_iter : int or "auto", default="auto"
+        Maximum number of training steps. "auto" is 25 after the exact start (30 for Adam), and 100
+        otherwise.
     objective : {"leave_one_out", "blocks", "subset"}, default="leave_one_out"
         Objective that the hyperparameters maximise. "leave_one_out" is the log density of rows
         given their nearest other rows, which measures what predictions do. "blocks" is the
         likelihood of neighbourhoods that are treated as independent. "subset" is the exact
         likelihood of random rows and the fastest. The last two do not measure how well rows are
         predicted.
+    n_restarts_optimizer : int, default=0
+        Number of additional starting points of the optimiser, drawn log-uniformly within the bounds
+        of the kernel.
     calibrate : bool, default=True
         Whether to calibrate the predictive distribution on the training rows. The kernel, noise
         included, is then multiplied by the number that maximises the log density of up to 2,000
@@ -84,49 +106,11 @@ class NNGPRegressor(GPRegressorBase):
         units of their own variances, if the rows that are left out show a clear gain. Without
         ``calibrate`` it has no effect. Set it to False under an estimator that learns the size of
         errors itself, such as `HeteroscedasticRegressor`.
-    subset_size : int, "auto" or None, default="auto"
-        Number of rows in the exact fit from which training starts. "auto" is 1,000, or 3,000 with
-        ``objective="subset"``, which trains on no other rows. None starts at the hyperparameters of
-        the kernel; with ``objective="subset"`` it means 3,000.
-    n_centers : int, default=1000
-        Number of rows whose neighbourhoods the objective consists of. These are the rows that are
-        left out, or the centres of the blocks; they are the same in every step.
-    alpha : float or array-like of shape (n,), default=1e-10
-        Known noise variance, added to the diagonal of the kernel matrix, in squared units of y, or
-        of the normalised target if normalize_y=True. The default is always relative to the target's
-        variance.
-    optimizer : "auto", "bfgs", "fmin_l_bfgs_b", "lbfgs", "adam", callable, object or None, \
-            default="auto"
-        Method that trains the hyperparameters; None keeps them at their initial values. "auto" is a
-        quasi-Newton method.
-    n_restarts_optimizer : int, default=0
-        Number of additional starting points of the optimiser, drawn log-uniformly within the bounds
-        of the kernel.
-    learning_rate : float or "auto", default="auto"
-        Step size of the optimiser, for optimisers that have one. Only Adam has one. "auto" is 0.1
-        up to 50,000 rows and 0.03 above.
-    max_iter : int or "auto", default="auto"
-        Maximum number of training steps. "auto" is 25 after the exact start (30 for Adam), and 100
-        otherwise.
-    n_iter_no_change : int or None, default=5
-        Number of steps or scores without progress after which training ends; None switches this
-        rule off. Only Adam uses this rule; a step without progress moves no log hyperparameter by
-        more than 1e-3.
-    normalize_y : bool or "auto", default="auto"
-        Whether to subtract the target's mean and divide by its standard deviation before training.
-        "auto" does so unless a kernel is given, which is then taken as a prior for y in its own
-        units.
-    copy_X_train : bool, default=True
-        Whether to store a copy of X; otherwise a reference to X is stored.
-    n_targets : int, default=None
-        Number of target columns; a fit checks it against y.
-    small_table : {"exact", "method"}, default="exact"
-        Whether the exact process takes the place of the method on tables of few rows. "exact" does
-        so up to 2,000 rows, all of which are neighbours, unless `n_neighbors` is given. "method"
-        never does.
     random_state : int, RandomState instance or None, default=None
         Seed for all random choices of a fit; None uses a new seed each time. It determines the rows
         on which the hyperparameters are trained, and the restarts.
+    max_seconds : float or None, default=None
+        Time budget of the whole fit in seconds; when it runs out, the best state so far is kept.
     memory_budget : float or "auto", default="auto"
         Memory that matrices may take, in bytes; "auto" uses what the machine has free.
     device : str, default="auto"
@@ -139,10 +123,26 @@ class NNGPRegressor(GPRegressorBase):
     callbacks : callable, list of callable or None, default=None
         Functions called after each step or score with a `TrainingStep`; training ends when one
         returns a true value.
-    max_seconds : float or None, default=None
-        Time budget of the whole fit in seconds; when it runs out, the best state so far is kept.
     verbose : int, default=0
         Whether to show a progress bar.
+    copy_X_train : bool, default=True
+        Whether to store a copy of X; otherwise a reference to X is stored.
+    n_targets : int, default=None
+        Number of target columns; a fit checks it against y.
+    learning_rate : float or "auto", default="auto"
+        Step size of the optimiser, for optimisers that have one. Only Adam has one. "auto" is 0.1
+        up to 50,000 rows and 0.03 above.
+    n_iter_no_change : int or None, default=5
+        Number of steps or scores without progress after which training ends; None switches this
+        rule off. Only Adam uses this rule; a step without progress moves no log hyperparameter by
+        more than 1e-3.
+    subset_size : int, "auto" or None, default="auto"
+        Number of rows in the exact fit from which training starts. "auto" is 1,000, or 3,000 with
+        ``objective="subset"``, which trains on no other rows. None starts at the hyperparameters of
+        the kernel; with ``objective="subset"`` it means 3,000.
+    n_centers : int, default=1000
+        Number of rows whose neighbourhoods the objective consists of. These are the rows that are
+        left out, or the centres of the blocks; they are the same in every step.
 
     Attributes
     ----------
@@ -218,32 +218,32 @@ class NNGPRegressor(GPRegressorBase):
 
     def __init__(  # noqa: PLR0913 (one for each setting)
         self,
-        kernel: Any = None,
+        kernel=None,
         *,
-        priors: Any = "auto",
-        n_neighbors: Any = "auto",
-        objective: Any = "leave_one_out",
-        calibrate: Any = True,
-        local_scale: Any = True,
-        subset_size: Any = "auto",
-        n_centers: Any = 1000,
-        alpha: Any = 1e-10,
-        optimizer: Any = "auto",
-        n_restarts_optimizer: Any = 0,
-        learning_rate: Any = "auto",
-        max_iter: Any = "auto",
-        n_iter_no_change: Any = 5,
-        normalize_y: Any = "auto",
-        copy_X_train: Any = True,
-        n_targets: Any = None,
-        small_table: Any = "exact",
-        random_state: Any = None,
-        memory_budget: Any = "auto",
-        device: Any = "auto",
-        dtype: Any = "auto",
-        callbacks: Any = None,
-        max_seconds: Any = None,
-        verbose: Any = 0,
+        n_neighbors="auto",
+        alpha=1e-10,
+        normalize_y="auto",
+        priors="auto",
+        small_table="exact",
+        optimizer="auto",
+        max_iter="auto",
+        objective="leave_one_out",
+        n_restarts_optimizer=0,
+        calibrate=True,
+        local_scale=True,
+        random_state=None,
+        max_seconds=None,
+        memory_budget="auto",
+        device="auto",
+        dtype="auto",
+        callbacks=None,
+        verbose=0,
+        copy_X_train=True,
+        n_targets=None,
+        learning_rate="auto",
+        n_iter_no_change=5,
+        subset_size="auto",
+        n_centers=1000,
     ):
         self._set(locals())
 

@@ -37,6 +37,10 @@ class QSGPRegressor(QSGPMixin, MinibatchGPRegressorBase):
         features, whose error is proportional to the signal variance, this variance is at most ten
         times the target's. A kernel without WhiteKernel receives one, because the likelihood needs
         noise.
+    likelihood : {"gaussian", "laplace"} or Likelihood, default="gaussian"
+        Distribution of the target given the latent function. "laplace" is robust to outliers; its
+        scale is the root of half the noise variance. Any log-concave likelihood from
+        ``skscalablegp.likelihoods``, or one of your own, is accepted.
     n_components : int or "auto", default="auto"
         Number of basis functions; each random frequency contributes two, a sine and a cosine. It is
         called m, and shared equally among the kernel's products. With "auto", basis="auto" chooses
@@ -51,84 +55,35 @@ class QSGPRegressor(QSGPMixin, MinibatchGPRegressorBase):
         `n_components`, `n_dense` or `inference` ask for features or steps, it takes "fourier". With
         kernel functions the hyperparameters stay at those of the exact start, and predictive
         variances include the variance given the points.
-    n_dense : int or "auto", default="auto"
-        Number of dense columns in the factor of the covariance; the remaining columns are diagonal.
-        It is at most m. "auto" is 20 for Fourier features, 0 for kernel functions at all rows, and
-        m if the model is solved exactly.
-    covariance : {"support", "chevron"}, default="support"
-        Method that computes predictive variances after stochastic training. "support" is the
-        variance given the support rows, each of which stands for n / control_variate_rank rows.
-        From 2,000 rows on, held-out rows choose a factor of this variance and the noise of
-        predictions (`kernel_` keeps its own noise). "chevron" is the factor that the steps train.
-        It contains no correlations between most weights, so that its variances may be far too small
-        or too large. Kernel functions keep their augmented chevron, and exact models have a full
-        covariance.
-    batch_size : int, default=500
-        Number of rows in a training step. Full batches ignore this and the other parameters of
-        steps.
-    component_batch_size : int or "auto", default="auto"
-        Number of basis functions in one random draw. "auto" is a tenth of m, but at least 1,024 and
-        at most 10,000. For basis="rows" it is m, because a few large weights would make sampled
-        sums noisy.
-    control_variate : {"regression", "squares"} or None, default="regression"
-        Control variate that reduces the variance of stochastic steps. "regression" predicts the
-        function at each row from its values at the support rows. "squares" is the paper's choice,
-        for Gaussian noise only. None uses the draws alone.
-    control_variate_rank : int or "auto", default="auto"
-        Number of support rows, at which the latent function is computed exactly. They serve as
-        control variate and preconditioner. "auto" is 500 for up to 20,000 rows and 1,000 for more.
-    likelihood : {"gaussian", "laplace"} or Likelihood, default="gaussian"
-        Distribution of the target given the latent function. "laplace" is robust to outliers; its
-        scale is the root of half the noise variance. Any log-concave likelihood from
-        ``skscalablegp.likelihoods``, or one of your own, is accepted.
-    inference : {"auto", "exact", "stochastic"}, default="auto"
-        Whether the weights are computed with full-batch linear algebra or by stochastic steps.
-        "exact" costs O(n m^2). "auto" takes "exact" if it is cheaper. Kernel functions at given
-        points, or at some of the rows, are always solved by full batches.
-    variational_optimizer : {"preconditioned", "adagrad"}, default="preconditioned"
-        Optimiser of the variational distribution. It trains the distribution of the weights.
-        "adagrad", which starts from zero, is the paper's choice.
-    variational_learning_rate : float or "auto", default="auto"
-        Step size of the variational optimiser. "auto" is 1 for "preconditioned" (in units of the
-        largest safe step) and 0.1 for "adagrad".
-    decay : float, default=0.1
-        Fraction of the learning rates that remains at the last step. They fall exponentially.
-    optimizer : {"bfgs", "adam"} or None, default="bfgs"
-        Method that trains the hyperparameters; None keeps them at their initial values. "bfgs"
-        takes them from an exact Gaussian process on `subset_size` rows and keeps them. "adam", as
-        in the paper, continues to train them during the steps.
-    learning_rate : float, default=1e-05
-        Step size of the optimiser, for optimisers that have one. Only "adam" has one. The
-        default is that of the paper for 100,000 steps.
-    freeze : float, default=0.1
-        Fraction of the steps during which the hyperparameters stay fixed. Only optimizer="adam"
-        uses it.
-    subset_size : int or None, default=1000
-        Number of rows in the exact fit from which training starts. None skips this fit.
-    n_restarts_optimizer : int, default=0
-        Number of additional starting points of the optimiser, drawn log-uniformly within the bounds
-        of the kernel. They apply to the exact start only.
-    max_iter : int or "auto", default="auto"
-        Maximum number of training steps. "auto" is 100 for up to 2,000 rows, 200 for up to 20,000
-        and 500 for more. Full batches take at most 100 Newton steps, and a single one under a
-        Gaussian likelihood.
-    n_iter_no_change : int or None, default=None
-        Number of steps or scores without progress after which training ends; None switches this
-        rule off. A fit has twenty scores.
     normalize_y : bool or "auto", default="auto"
         Whether to subtract the target's mean and divide by its standard deviation before training.
         "auto" does so unless a kernel is given, which is then a prior for y in its own units.
     standardize : bool, default=True
         Whether to subtract the mean of each column of X and divide by its standard deviation.
-    n_targets : int, default=None
-        Number of target columns; a fit checks it against y.
-    warm_start : bool, default=False
-        Whether a fit continues from the previous fit. It then starts from the previous weights,
-        hyperparameters and basis. The table must have as many columns and targets, and for
-        basis="rows" the same rows.
+    optimizer : {"bfgs", "adam"} or None, default="bfgs"
+        Method that trains the hyperparameters; None keeps them at their initial values. "bfgs"
+        takes them from an exact Gaussian process on `subset_size` rows and keeps them. "adam", as
+        in the paper, continues to train them during the steps.
+    max_iter : int or "auto", default="auto"
+        Maximum number of training steps. "auto" is 100 for up to 2,000 rows, 200 for up to 20,000
+        and 500 for more. Full batches take at most 100 Newton steps, and a single one under a
+        Gaussian likelihood.
+    batch_size : int, default=500
+        Number of rows in a training step. Full batches ignore this and the other parameters of
+        steps.
+    inference : {"auto", "exact", "stochastic"}, default="auto"
+        Whether the weights are computed with full-batch linear algebra or by stochastic steps.
+        "exact" costs O(n m^2). "auto" takes "exact" if it is cheaper. Kernel functions at given
+        points, or at some of the rows, are always solved by full batches.
+    n_restarts_optimizer : int, default=0
+        Number of additional starting points of the optimiser, drawn log-uniformly within the bounds
+        of the kernel. They apply to the exact start only.
     random_state : int, RandomState instance or None, default=None
         Seed for all random choices of a fit; None uses a new seed each time. It determines the
         basis, the draws and the subset.
+    max_seconds : float or None, default=None
+        Time budget of the whole fit in seconds; when it runs out, the best state so far is kept. If
+        the budget ends during the exact start, the model is the exact process on the start's rows.
     memory_budget : float or "auto", default="auto"
         Memory that matrices may take, in bytes; "auto" uses what the machine has free. A fit that
         would take more is refused before it starts.
@@ -141,11 +96,56 @@ class QSGPRegressor(QSGPMixin, MinibatchGPRegressorBase):
     callbacks : callable, list of callable or None, default=None
         Functions called after each step or score with a `TrainingStep`; training ends when one
         returns a true value.
-    max_seconds : float or None, default=None
-        Time budget of the whole fit in seconds; when it runs out, the best state so far is kept. If
-        the budget ends during the exact start, the model is the exact process on the start's rows.
     verbose : int, default=0
         Whether to show a progress bar.
+    n_targets : int, default=None
+        Number of target columns; a fit checks it against y.
+    learning_rate : float, default=1e-05
+        Step size of the optimiser, for optimisers that have one. Only "adam" has one. The
+        default is that of the paper for 100,000 steps.
+    n_iter_no_change : int or None, default=None
+        Number of steps or scores without progress after which training ends; None switches this
+        rule off. A fit has twenty scores.
+    subset_size : int or None, default=1000
+        Number of rows in the exact fit from which training starts. None skips this fit.
+    warm_start : bool, default=False
+        Whether a fit continues from the previous fit. It then starts from the previous weights,
+        hyperparameters and basis. The table must have as many columns and targets, and for
+        basis="rows" the same rows.
+    component_batch_size : int or "auto", default="auto"
+        Number of basis functions in one random draw. "auto" is a tenth of m, but at least 1,024 and
+        at most 10,000. For basis="rows" it is m, because a few large weights would make sampled
+        sums noisy.
+    n_dense : int or "auto", default="auto"
+        Number of dense columns in the factor of the covariance; the remaining columns are diagonal.
+        It is at most m. "auto" is 20 for Fourier features, 0 for kernel functions at all rows, and
+        m if the model is solved exactly.
+    covariance : {"support", "chevron"}, default="support"
+        Method that computes predictive variances after stochastic training. "support" is the
+        variance given the support rows, each of which stands for n / control_variate_rank rows.
+        From 2,000 rows on, held-out rows choose a factor of this variance and the noise of
+        predictions (`kernel_` keeps its own noise). "chevron" is the factor that the steps train.
+        It contains no correlations between most weights, so that its variances may be far too small
+        or too large. Kernel functions keep their augmented chevron, and exact models have a full
+        covariance.
+    control_variate : {"regression", "squares"} or None, default="regression"
+        Control variate that reduces the variance of stochastic steps. "regression" predicts the
+        function at each row from its values at the support rows. "squares" is the paper's choice,
+        for Gaussian noise only. None uses the draws alone.
+    control_variate_rank : int or "auto", default="auto"
+        Number of support rows, at which the latent function is computed exactly. They serve as
+        control variate and preconditioner. "auto" is 500 for up to 20,000 rows and 1,000 for more.
+    variational_optimizer : {"preconditioned", "adagrad"}, default="preconditioned"
+        Optimiser of the variational distribution. It trains the distribution of the weights.
+        "adagrad", which starts from zero, is the paper's choice.
+    variational_learning_rate : float or "auto", default="auto"
+        Step size of the variational optimiser. "auto" is 1 for "preconditioned" (in units of the
+        largest safe step) and 0.1 for "adagrad".
+    decay : float, default=0.1
+        Fraction of the learning rates that remains at the last step. They fall exponentially.
+    freeze : float, default=0.1
+        Fraction of the steps during which the hyperparameters stay fixed. Only optimizer="adam"
+        uses it.
 
     Attributes
     ----------
@@ -212,39 +212,39 @@ class QSGPRegressor(QSGPMixin, MinibatchGPRegressorBase):
 
     def __init__(  # noqa: PLR0913 (one for each setting)
         self,
-        kernel: Any = None,
+        kernel=None,
         *,
-        n_components: Any = "auto",
-        basis: Any = "auto",
-        n_dense: Any = "auto",
-        covariance: Any = "support",
-        batch_size: Any = 500,
-        component_batch_size: Any = "auto",
-        control_variate: Any = "regression",
-        control_variate_rank: Any = "auto",
-        likelihood: Any = "gaussian",
-        inference: Any = "auto",
-        variational_optimizer: Any = "preconditioned",
-        variational_learning_rate: Any = "auto",
-        decay: Any = 0.1,
-        optimizer: Any = "bfgs",
-        learning_rate: Any = 1e-05,
-        freeze: Any = 0.1,
-        subset_size: Any = 1000,
-        n_restarts_optimizer: Any = 0,
-        max_iter: Any = "auto",
-        n_iter_no_change: Any = None,
-        normalize_y: Any = "auto",
-        standardize: Any = True,
-        n_targets: Any = None,
-        warm_start: Any = False,
-        random_state: Any = None,
-        memory_budget: Any = "auto",
-        device: Any = "auto",
-        dtype: Any = "auto",
-        callbacks: Any = None,
-        max_seconds: Any = None,
-        verbose: Any = 0,
+        likelihood="gaussian",
+        n_components="auto",
+        basis="auto",
+        normalize_y="auto",
+        standardize=True,
+        optimizer="bfgs",
+        max_iter="auto",
+        batch_size=500,
+        inference="auto",
+        n_restarts_optimizer=0,
+        random_state=None,
+        max_seconds=None,
+        memory_budget="auto",
+        device="auto",
+        dtype="auto",
+        callbacks=None,
+        verbose=0,
+        n_targets=None,
+        learning_rate=1e-05,
+        n_iter_no_change=None,
+        subset_size=1000,
+        warm_start=False,
+        component_batch_size="auto",
+        n_dense="auto",
+        covariance="support",
+        control_variate="regression",
+        control_variate_rank="auto",
+        variational_optimizer="preconditioned",
+        variational_learning_rate="auto",
+        decay=0.1,
+        freeze=0.1,
     ):
         self._set(locals())
 

@@ -69,44 +69,27 @@ class QSRVMRegressor(MinibatchGPRegressorBase):
         process with the same kernel predicts held-out rows better, by 0.1 nats a row; for up to
         150 rows, unless they show clearly that it is no more than 0.05 nats better. With a number,
         functions are always dropped.
-    max_precision : float, default=10000.0
-        Prior precision above which a basis function is removed from the model. Its unit is that of
-        the target's mean square.
-    batch_size : int, default=500
-        Number of rows in a training step. Dictionaries of up to 2,048 functions take no such steps
-        and ignore this parameter, the next two and `dtype`.
-    component_batch_size : int or "auto", default="auto"
-        Number of basis functions in one random draw. "auto" is a tenth of the dictionary, at least
-        1,024.
-    control_variate_rank : int or "auto", default="auto"
-        Number of support rows, at which the latent function is computed exactly. "auto" is 500 for
-        up to 20,000 rows and 1,000 for more.
-    optimizer : {"bfgs"} or None, default="bfgs"
-        Method that trains the hyperparameters; None keeps them at their initial values. "bfgs"
-        takes length scales and noise from an exact Gaussian process on `subset_size` rows.
-    subset_size : int or None, default=1000
-        Number of rows in the exact fit from which training starts. None skips this fit.
-    n_restarts_optimizer : int, default=0
-        Number of additional starting points of the optimiser, drawn log-uniformly within the bounds
-        of the kernel. They apply to the exact start only.
-    max_iter : int, default=500
-        Maximum number of training steps. It counts full-batch updates of all precisions.
-    tol : float, default=1e-06
-        Smallest improvement of a score that counts as progress. Its unit is nats of log evidence
-        per row and target.
-    n_iter_no_change : int or None, default=3
-        Number of steps or scores without progress after which training ends; None switches this
-        rule off. It counts full-batch updates.
     normalize_y : bool or "auto", default="auto"
         Whether to subtract the target's mean and divide by its standard deviation before training.
         "auto" does so unless a kernel is given, which is then a prior for y in its own units.
     standardize : bool, default=True
         Whether to subtract the mean of each column of X and divide by its standard deviation.
-    n_targets : int, default=None
-        Number of target columns; a fit checks it against y. They share their relevance vectors.
+    optimizer : {"bfgs"} or None, default="bfgs"
+        Method that trains the hyperparameters; None keeps them at their initial values. "bfgs"
+        takes length scales and noise from an exact Gaussian process on `subset_size` rows.
+    max_iter : int, default=500
+        Maximum number of training steps. It counts full-batch updates of all precisions.
+    batch_size : int, default=500
+        Number of rows in a training step. Dictionaries of up to 2,048 functions take no such steps
+        and ignore this parameter, the next two and `dtype`.
+    n_restarts_optimizer : int, default=0
+        Number of additional starting points of the optimiser, drawn log-uniformly within the bounds
+        of the kernel. They apply to the exact start only.
     random_state : int, RandomState instance or None, default=None
         Seed for all random choices of a fit; None uses a new seed each time. It determines the
         dictionary, the draws and the subset.
+    max_seconds : float or None, default=None
+        Time budget of the whole fit in seconds; when it runs out, the best state so far is kept.
     memory_budget : float or "auto", default="auto"
         Memory that matrices may take, in bytes; "auto" uses what the machine has free. A fit that
         would take more is refused before it starts.
@@ -119,10 +102,27 @@ class QSRVMRegressor(MinibatchGPRegressorBase):
     callbacks : callable, list of callable or None, default=None
         Functions called after each step or score with a `TrainingStep`; training ends when one
         returns a true value.
-    max_seconds : float or None, default=None
-        Time budget of the whole fit in seconds; when it runs out, the best state so far is kept.
     verbose : int, default=0
         Whether to show a progress bar.
+    n_targets : int, default=None
+        Number of target columns; a fit checks it against y. They share their relevance vectors.
+    n_iter_no_change : int or None, default=3
+        Number of steps or scores without progress after which training ends; None switches this
+        rule off. It counts full-batch updates.
+    tol : float, default=1e-06
+        Smallest improvement of a score that counts as progress. Its unit is nats of log evidence
+        per row and target.
+    subset_size : int or None, default=1000
+        Number of rows in the exact fit from which training starts. None skips this fit.
+    component_batch_size : int or "auto", default="auto"
+        Number of basis functions in one random draw. "auto" is a tenth of the dictionary, at least
+        1,024.
+    control_variate_rank : int or "auto", default="auto"
+        Number of support rows, at which the latent function is computed exactly. "auto" is 500 for
+        up to 20,000 rows and 1,000 for more.
+    max_precision : float, default=10000.0
+        Prior precision above which a basis function is removed from the model. Its unit is that of
+        the target's mean square.
 
     Attributes
     ----------
@@ -204,29 +204,29 @@ class QSRVMRegressor(MinibatchGPRegressorBase):
 
     def __init__(  # noqa: PLR0913 (one for each setting)
         self,
-        kernel: Any = None,
+        kernel=None,
         *,
-        n_components: Any = "auto",
-        max_precision: Any = 10000.0,
-        batch_size: Any = 500,
-        component_batch_size: Any = "auto",
-        control_variate_rank: Any = "auto",
-        optimizer: Any = "bfgs",
-        subset_size: Any = 1000,
-        n_restarts_optimizer: Any = 0,
-        max_iter: Any = 500,
-        tol: Any = 1e-06,
-        n_iter_no_change: Any = 3,
-        normalize_y: Any = "auto",
-        standardize: Any = True,
-        n_targets: Any = None,
-        random_state: Any = None,
-        memory_budget: Any = "auto",
-        device: Any = "auto",
-        dtype: Any = "auto",
-        callbacks: Any = None,
-        max_seconds: Any = None,
-        verbose: Any = 0,
+        n_components="auto",
+        normalize_y="auto",
+        standardize=True,
+        optimizer="bfgs",
+        max_iter=500,
+        batch_size=500,
+        n_restarts_optimizer=0,
+        random_state=None,
+        max_seconds=None,
+        memory_budget="auto",
+        device="auto",
+        dtype="auto",
+        callbacks=None,
+        verbose=0,
+        n_targets=None,
+        n_iter_no_change=3,
+        tol=1e-06,
+        subset_size=1000,
+        component_batch_size="auto",
+        control_variate_rank="auto",
+        max_precision=10000.0,
     ):
         self._set(locals())
 
