@@ -7,6 +7,7 @@
     python benchmarks/suite.py --tables drawn-sparse32 --estimators AutoGPRegressor --busy 3
     python benchmarks/suite.py --report --figure ranks.png        # Markdown, and a picture
     python benchmarks/suite.py --part kept --clock cpu            # once, at the end
+    python benchmarks/suite.py --part kept --clock cpu --splits 0 --doc doc
 
 Protocol. `suite_tables.PART` assigns every table, before anything was measured on it. Defaults,
 members, rules and thresholds may be chosen by tables of the part "choice" only. Of the six larger
@@ -33,8 +34,9 @@ those of the quantiles; coverage of this package's estimators is that of ``predi
 Classification: log_loss, brier, ece (expected calibration error: confidence of the first class in
 15 bins) and accuracy. Besides, wall and processor seconds of fit and prediction.
 
-The report (--report; --each adds the scores of each table; --figure FILE draws the ranks) is the
-business of suite_report.py.
+The report (--report; --each adds the scores of each table; --figure FILE draws the ranks; --doc
+FOLDER writes both for the documentation) is the business of suite_report.py, and suite_goals.py has
+the goals that were set before the part "kept" was run.
 """
 
 import argparse
@@ -57,7 +59,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 import compare  # noqa: E402
 import suite_report  # noqa: E402
 from starts import read, write  # noqa: E402
-from suite_report import CALIBRATION, SCORES  # noqa: E402
+from suite_scores import CALIBRATION, SCORES  # noqa: E402
 from suite_tables import SPLITS, TABLES, load  # noqa: E402
 
 # This package's, which have budgets; the first of each encodes its columns itself.
@@ -101,13 +103,15 @@ def main(argv=None):
     tables = [t for t in TABLES.values() if t.name in (args.tables or asked_for(args.part))]
     if args.list:
         print("\n".join(map(described, tables)))
-    elif args.report or args.figure:
+    elif args.report or args.figure or args.doc:
         budgets, members = args.max_seconds, OWN[1:] + OWN_CLASSES[1:]
         lines = alike(read(args.out), tables, args)
         if args.report:
             print(suite_report.report(lines, budgets, args.clock, members, args.each))
         if args.figure:
             suite_report.draw(lines, budgets, args.clock, args.figure)
+        if args.doc:
+            suite_report.document(lines, budgets, args.clock, members, Path(args.doc))
     else:
         measure(tables, args)
 
@@ -132,6 +136,7 @@ def parse_args(argv):
     parser.add_argument("--report", action="store_true", help="measure nothing")
     parser.add_argument("--each", action="store_true", help="report the scores of each table, too")
     parser.add_argument("--figure", metavar="FILE", help="draw the mean ranks; measures nothing")
+    parser.add_argument("--doc", metavar="FOLDER", help="write the documentation's table, picture")
     parser.add_argument("--machine", default=f"{os.cpu_count()}-core {platform.machine()} CPU")
     parser.add_argument("--out", default=str(compare.HERE / "results" / "suite.jsonl"))
     parser.add_argument("--cell", help=argparse.SUPPRESS)

@@ -1,41 +1,78 @@
-"""What suite.py has measured, as tables in Markdown and as a picture of mean ranks.
+"""What suite.py has measured, as tables in Markdown or reStructuredText and as a picture of ranks.
 
-At each budget there are mean ranks with standard errors over the tables that all estimators have:
-the mean over splits ranks, and a failure is last. Beside them stand the share of tables below
-CatBoost and the largest excess over it; the largest excess over the best of this package's single
-estimators on each table, and the share of tables where it is at most .03; and the range of
-coverage over cells of at least 300 judged rows, or of the calibration error over those of 1,000.
-After the last budget comes the largest rise of a score from the smallest budget to the largest.
+At each budget there are mean ranks with standard errors over the tables that the automatic
+estimator has (without it, those that all estimators have): the mean over splits ranks, a failure is
+last, and estimators that lack one of these tables are named and have no rank. Beside the ranks
+stand the share of tables below CatBoost and the largest excess over it; the largest excess over the
+best of this package's single estimators, and the share of tables where it is at most .03, on tables
+that all of these have; and the range of coverage over cells of at least 300 judged rows, or of the
+calibration error over those of 1,000. After the last budget comes the largest rise of a score from
+the smallest budget to the largest. suite_goals.py compares these figures with the goals.
 """
 
 import math
+from typing import NamedTuple
 
 import numpy as np
+from compare_report import simple_table
 from scipy.stats import rankdata
+from suite_goals import goals
+from suite_scores import (
+    ALIKE,
+    AUTO,
+    CALIBRATION,
+    CATBOOST,
+    JUDGED,
+    SCORES,
+    SHOWN,
+    at_budget,
+    by_cell,
+    excesses,
+    mean_error,
+    mean_of,
+    rises,
+    scored,
+)
 
-SCORES = {False: ("nll", "crps"), True: ("log_loss", "brier")}
-CATBOOST = {False: "CatBoostUncertainty", True: "CatBoostClassifier"}
-CALIBRATION = {False: "coverage95", True: "ece"}
-# Fewer judged rows say too little about calibration.
-JUDGED = {False: 300, True: 1000}
 KINDS = {False: "Regression", True: "Classification"}
-# An excess that counts as none.
-ALIKE = 0.03
-SHOWN = {"nll": "NLL", "crps": "CRPS", "log_loss": "log loss", "brier": "Brier score"}
 
 
-def report(lines, budgets, clock, members, each=False):
-    """Markdown: regression, then classification, at each budget."""
+class Section(NamedTuple):
+    """A title, a sentence, and a table with its header if there is one."""
+
+    title: str
+    said: str
+    header: list
+    rows: list
+
+
+def sections(lines, budgets, clock, members, each=False):
+    """Regression, then classification, at each budget."""
     found = []
     for classes, kind in KINDS.items():
         for seconds in budgets:
             if chosen := at_budget(lines, classes, seconds):
-                title = f"### {kind}, {seconds:g} {unit(clock)}"
-                found += [title, "", *ranking(chosen, classes, members), ""]
+                title = f"{kind}, {seconds:g} {unit(clock)}"
+                found.append(Section(title, *ranking(chosen, classes, members)))
                 if each:
-                    found += [*by_table(chosen, classes), ""]
+                    found.append(Section("", "", *by_table(chosen, classes)))
         if rises := rising(lines, classes, budgets):
-            found += [rises, ""]
+            found.append(Section("", rises, [], []))
+        if compared := goals(lines, classes, budgets, members):
+            found.append(Section(f"{kind}, goals of {AUTO[classes]}", "", *compared))
+    return found
+
+
+def report(lines, budgets, clock, members, each=False):
+    """The sections in Markdown."""
+    found = []
+    for one in sections(lines, budgets, clock, members, each):
+        if one.title:
+            found += [f"### {one.title}", ""]
+        if one.said:
+            found += [one.said, ""]
+        if one.rows:
+            found += [*markdown(one.header, one.rows), ""]
     return "\n".join(found) or "There are no lines."
 
 
@@ -43,35 +80,14 @@ def unit(clock):
     return "processor seconds" if clock == "cpu" else "s"
 
 
-def at_budget(lines, classes, seconds):
-    """Lines of this budget, and of rivals without any."""
-    fits = (seconds, None)
-    return [x for x in lines if x["classes"] == classes and x["max_seconds"] in fits]
-
-
-def scored(lines, classes):
-    """Tables that all estimators have, all tables, estimators, and scores (tables, estimators)."""
-    estimators = sorted({line["estimator"] for line in lines})
-    cells = {}
-    for line in lines:
-        cells.setdefault((line["dataset"], line["estimator"]), []).append(line)
-    names = sorted({line["dataset"] for line in lines})
-    tables = [t for t in names if all((t, e) in cells for e in estimators)]
-    scores = {
-        name: np.array([[mean_of(cells[t, e], name) for e in estimators] for t in tables])
-        for name in SCORES[classes]
-    }
-    return tables, names, estimators, scores
-
-
 def ranking(lines, classes, members):
-    """One row for each estimator, best mean rank first."""
-    tables, names, estimators, scores = scored(lines, classes)
-    said = f"{len(tables)} of {len(names)} tables have all {len(estimators)} estimators"
-    if left := [t for t in names if t not in tables]:
-        said += f"; without: {', '.join(left)}"
+    """A sentence, a header, and one row for each estimator, best mean rank first."""
+    tables, estimators, scores, without, incomplete = scored(lines, classes)
+    said = f"Ranks of {len(estimators)} estimators on {len(tables)} tables"
+    said += f"; without: {', '.join(without)}" if without else ""
+    said += f"; not on all of them: {', '.join(incomplete)}" if incomplete else ""
     if not tables:
-        return [said + "."]
+        return said + ".", [], []
     first, second = SCORES[classes]
     ranks = {name: rankdata(values, axis=1) for name, values in scores.items()}
     header = ["estimator", f"rank, {SHOWN[first]}", f"rank, {SHOWN[second]}", "below CatBoost"]
@@ -85,29 +101,27 @@ def ranking(lines, classes, members):
                 estimators[e],
                 *("{:.2f} ± {:.2f}".format(*mean_error(ranks[name][:, e])) for name in ranks),
                 *against(scores[first], estimators, e, CATBOOST[classes]),
-                *over_members(scores[first], estimators, e, members),
+                *over_members(lines, classes, estimators[e], members),
                 calibration(mine, classes),
                 *(average(mine, name) for name in ("fit_seconds", "fit_cpu_seconds")),
                 str(sum(line["status"] != "ok" for line in mine)),
             ]
         )
-    return [said + ".", "", *markdown(header, rows)]
+    return said + ".", header, rows
 
 
 def by_table(lines, classes):
     """The first score of every estimator on each table, the lowest one marked."""
-    _, names, estimators, _ = scored(lines, classes)
-    first = SCORES[classes][0]
+    cells, first = by_cell(lines), SCORES[classes][0]
+    names, estimators = (sorted(set(found)) for found in zip(*cells, strict=True))
     rows = []
     for name in names:
-        values = []
-        for estimator in estimators:
-            cell = [x for x in lines if (x["dataset"], x["estimator"]) == (name, estimator)]
-            values.append(mean_of(cell, first) if cell else math.nan)
-        known = [value for value in values if math.isfinite(value)]
-        best = min(known, default=math.nan)
+        values = [
+            mean_of(cells[name, e], first) if (name, e) in cells else math.nan for e in estimators
+        ]
+        best = min((value for value in values if math.isfinite(value)), default=math.nan)
         rows.append([name, *(shown(value, value == best) for value in values)])
-    return markdown([SHOWN[first], *estimators], rows)
+    return [SHOWN[first], *estimators], rows
 
 
 def shown(value, best):
@@ -120,30 +134,14 @@ def shown(value, best):
 
 def rising(lines, classes, budgets):
     """How far the first score of each estimator rises from the smallest budget to the largest."""
-    first, low, high = SCORES[classes][0], min(budgets), max(budgets)
     said = []
     for estimator in sorted({x["estimator"] for x in lines if x["max_seconds"] is not None}):
-        mine = [x for x in lines if x["estimator"] == estimator and x["classes"] == classes]
-        gaps = {}
-        for name in {x["dataset"] for x in mine}:
-            at = [
-                [x for x in mine if x["dataset"] == name and x["max_seconds"] == seconds]
-                for seconds in (low, high)
-            ]
-            if low < high and all(at):
-                before, after = (mean_of(some, first) for some in at)
-                gaps[name] = after - before if math.isfinite(after) else after
-        if gaps:
+        if gaps := rises(lines, classes, budgets, estimator):
             worst = max(gaps, key=gaps.__getitem__)
             said.append(f"{estimator} {gaps[worst]:+.3f} ({worst})")
-    words = f"Largest rise of the {SHOWN[first]} from {low:g} to {high:g} s: "
+    low, high = min(budgets), max(budgets)
+    words = f"Largest rise of the {SHOWN[SCORES[classes][0]]} from {low:g} to {high:g} s: "
     return words + ", ".join(said) + "." if said else ""
-
-
-def mean_of(lines, name):
-    """Mean over splits; infinite if one has no score."""
-    values = [line.get(name) for line in lines]
-    return math.inf if None in values else float(np.mean(values))
 
 
 def average(lines, name):
@@ -158,12 +156,6 @@ def calibration(lines, classes):
     return f"{min(known):.3f} to {max(known):.3f}" if known else ""
 
 
-def mean_error(ranks):
-    """The mean, and its standard error over tables."""
-    error = ranks.std(ddof=1) / math.sqrt(len(ranks)) if len(ranks) > 1 else math.nan
-    return ranks.mean(), error
-
-
 def against(scores, estimators, e, other):
     """The share of tables below another estimator, and the largest excess over it."""
     if other not in estimators or estimators[e] == other:
@@ -172,13 +164,13 @@ def against(scores, estimators, e, other):
     return [f"{np.mean(mine < theirs):.2f}", largest(mine, theirs)]
 
 
-def over_members(scores, estimators, e, members):
+def over_members(lines, classes, estimator, members):
     """The largest excess over the best of the single estimators, and the share without any."""
-    places = [k for k, name in enumerate(estimators) if name in members]
-    if not places:
+    excess = excesses(lines, classes, estimator, members)
+    if not excess:
         return ["", ""]
-    best = scores[:, places].min(axis=1)
-    return [largest(scores[:, e], best), f"{np.mean(scores[:, e] <= best + ALIKE):.2f}"]
+    values = np.array([*excess.values()])
+    return [f"{values.max():+.3f}", f"{np.mean(values <= ALIKE):.2f}"]
 
 
 def largest(mine, theirs):
@@ -189,6 +181,42 @@ def largest(mine, theirs):
 def markdown(header, rows):
     table = [header, ["---"] * len(header), *rows]
     return ["| " + " | ".join(row) + " |" for row in table]
+
+
+# ------------------------------------------------------------------ documentation
+
+
+def document(lines, budgets, clock, members, folder):
+    """suite_table.inc and suite_ranks.png, for the page that compares."""
+    text = [*preamble(lines, clock)]
+    for one in sections(lines, budgets, clock, members):
+        text += [one.title, "~" * len(one.title), ""] if one.title else []
+        text += [one.said, ""] if one.said else []
+        text += [*simple_table(one.header, one.rows), ""] if one.rows else []
+    for classes, kind in KINDS.items():
+        if not (chosen := at_budget(lines, classes, max(budgets))):
+            continue
+        header, rows = by_table(chosen, classes)
+        # The other way round: tables are fewer than estimators and have shorter names.
+        columns = [list(column) for column in zip(header, *rows, strict=True)]
+        title = f"{kind}, {max(budgets):g} {unit(clock)}, each table"
+        text += [title, "~" * len(title), "", *simple_table(columns[0], columns[1:]), ""]
+    (folder / "suite_table.inc").write_text("\n".join(text), encoding="utf-8")
+    draw(lines, budgets, clock, folder / "suite_ranks.png")
+
+
+def preamble(lines, clock):
+    """When and where, in one sentence."""
+    days = sorted({line["date"] for line in lines})
+    machines = ", ".join(sorted({line["machine"] for line in lines}))
+    loads = [line["load"] for line in lines if line.get("load") is not None]
+    splits = ", ".join(sorted({str(line["split"]) for line in lines}))
+    versions = lines[-1]["versions"]
+    listed = ", ".join(f"{name} {v}" for name, v in versions.items() if name != "skscalablegp")
+    days = " to ".join(dict.fromkeys((days[0], days[-1])))
+    said = f"Measured {days} on a {machines}, one thread, split {splits}"
+    said += f", beside other work (mean load {np.mean(loads):.1f})" if loads else ""
+    return [said + f"; budgets are {unit(clock)}; {listed}.", ""]
 
 
 # ------------------------------------------------------------------ picture
@@ -224,7 +252,7 @@ def draw(lines, budgets, clock, path):
 
 def panel(ax, lines, classes):
     """The mean ranks in both scores, best in the first one at the top."""
-    tables, _, estimators, scores = scored(lines, classes)
+    tables, estimators, scores, *_ = scored(lines, classes)
     ax.set_title(f"{len(tables)} tables")
     if not tables:
         return

@@ -10,8 +10,10 @@ import numpy as np
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-NAMES = ("suite", "suite_report", "suite_tables", "suite_rivals", "compare")
+NAMES = ("suite", "suite_report", "suite_scores", "suite_goals", "suite_tables", "suite_rivals")
 NAMES += (
+    "compare",
+    "compare_report",
     "compare_baselines",
     "rival_models",
     "starts",
@@ -142,6 +144,9 @@ def made_up(dataset, estimator, nll, seconds=None, **more):
     return line | more
 
 
+CATBOOST = "CatBoostUncertainty"
+
+
 def test_ranks_of_made_up_lines(suite, tmp_path, capsys):
     lines = [
         made_up("pol", "CatBoostUncertainty", 1.0),
@@ -164,9 +169,9 @@ def test_ranks_of_made_up_lines(suite, tmp_path, capsys):
     out.write_text("\n".join(map(json.dumps, lines)), encoding="utf-8")
     suite.main(["--report", "--out", str(out), "--max-seconds", "10"])
     text = capsys.readouterr().out
-    assert "2 of 3 tables have all 3 estimators; without: kin40k." in text
-    rows = [line.strip("| ").split(" | ") for line in text.splitlines() if "GP" in line]
-    rows += [line.strip("| ").split(" | ") for line in text.splitlines() if "CatBoostU" in line]
+    assert "Ranks of 3 estimators on 2 tables; without: kin40k." in text
+    rows = [line.strip("| ").split(" | ") for line in text.splitlines() if line[:2] == "| "]
+    rows = [row for row in rows if row[0] in ("AutoGPRegressor", "NNGPRegressor", CATBOOST)]
     ranks = {row[0]: row[1] for row in rows}
     assert ranks == {
         "AutoGPRegressor": "2.00 ± 1.00",
@@ -199,6 +204,83 @@ def test_scores_of_each_table_rises_and_the_picture(suite, tmp_path, capsys):
     assert picture.stat().st_size > 10_000
     suite.main(["--report", "--out", str(out), "--clock", "cpu"])
     assert "no lines" in capsys.readouterr().out
+
+
+def test_goals_beside_what_was_measured(suite):
+    from suite_goals import goals
+
+    lines = []
+    for table, auto, single, catboost in (
+        ("pol", (0.1, 0.0), 0.2, 1.0),
+        ("bike", (0.6, 0.65), 0.5, 0.5),
+        ("kin40k", (-1.0, -1.0), -0.98, -0.5),
+    ):
+        lines.append(made_up(table, "CatBoostUncertainty", catboost))
+        for seconds, nll in zip((10.0, 60.0), auto, strict=True):
+            took = {"fit_seconds": 1.15 * seconds, "n_test": 400, "coverage95": nll / 10 + 0.9}
+            lines.append(made_up(table, "AutoGPRegressor", nll, seconds, **took))
+            lines.append(made_up(table, "NNGPRegressor", single, seconds))
+    # A single estimator without lines on two of the tables says nothing about these.
+    lines.append(made_up("pol", "SVGPRegressor", -9.0, 60.0))
+    header, rows = goals(lines, False, [10.0, 60.0], ["NNGPRegressor"])
+    assert header == ["goal", "asked", "at 10 s", "at 60 s"]
+    found = {row[0]: row[2:] for row in rows}
+    assert found["mean rank in NLL"] == ["1.67 (place 1 of 3)", "1.67 (place 1 of 3)"]
+    assert found["tables below CatBoost in NLL"] == ["0.67 of 3, missed"] * 2
+    assert found["largest excess over CatBoost"] == ["+0.100", "+0.150, missed"]
+    assert found["tables within 0.03 of the best single estimator"] == ["0.67 of 3, missed"] * 2
+    largest = found["largest excess over the best single estimator"]
+    assert largest == ["+0.100", "+0.150, missed"]
+    assert found["coverage of 95 % intervals"][0] == "0.800 to 0.960, missed"
+    assert found["largest rise between the budgets"] == ["", "+0.050, missed"]
+    assert found["longest fit"] == ["11.5 s", "69.0 s, missed"]
+    _, rows = goals(lines, False, [10.0, 60.0], ["NNGPRegressor", "SVGPRegressor"])
+    found = {row[0]: row[2:] for row in rows}
+    assert found["tables within 0.03 of the best single estimator"][1] == "0.00 of 1, missed"
+    assert goals(lines, True, [10.0, 60.0], []) is None
+
+
+def test_goals_of_classes(suite):
+    from suite_goals import goals
+
+    lines = []
+    for name, loss, ece, seconds in (
+        ("AutoGPClassifier", 0.3, 0.02, 10.0),
+        ("AutoGPClassifier", 0.3, 0.04, 60.0),
+        ("CatBoostClassifier", 0.2, 0.01, None),
+    ):
+        scores = dict(classes=True, log_loss=loss, brier=loss, ece=ece, n_test=1000, fit_seconds=1)
+        lines.append(made_up("credit", name, None, seconds, **scores))
+    _, rows = goals(lines, True, [10.0, 60.0], [])
+    assert [row[0] for row in rows] == [
+        "mean rank in log loss",
+        "largest calibration error",
+        "longest fit",
+    ]
+    assert rows[0][2] == "2.00 (place 2 of 2), missed"
+    assert rows[1][2:] == ["0.020", "0.040, missed"]
+
+
+def test_the_documentations_table_and_picture(suite, tmp_path):
+    facts = dict(date="2026-01-02", machine="2-core CPU", load=1.0, versions={"torch": "2"})
+    lines = [
+        made_up("pol", "CatBoostUncertainty", 1.0, **facts),
+        made_up("bike", "CatBoostUncertainty", 0.5, **facts),
+        *(made_up("pol", "AutoGPRegressor", 0.2, s, fit_seconds=1, **facts) for s in (10.0, 60.0)),
+        *(made_up("bike", "AutoGPRegressor", 0.7, s, fit_seconds=1, **facts) for s in (10.0, 60.0)),
+        made_up("pol", "NNGPRegressor", 0.3, 60.0, **facts),
+    ]
+    out = tmp_path / "suite.jsonl"
+    out.write_text("\n".join(map(json.dumps, lines)), encoding="utf-8")
+    suite.main(["--out", str(out), "--doc", str(tmp_path)])
+    text = (tmp_path / "suite_table.inc").read_text("utf-8")
+    assert "Measured 2026-01-02 on a 2-core CPU, one thread, split 0" in text
+    assert "Ranks of 2 estimators on 2 tables; not on all of them: NNGPRegressor." in text
+    each = text[text.index("each table") :]
+    rows = {line.split()[0]: line.split()[1:] for line in each.splitlines() if line[:1].isalpha()}
+    assert rows["AutoGPRegressor"] == ["0.700", "**0.200**"]  # bike, pol
+    assert rows["NNGPRegressor"] == ["..", "0.300"]
+    assert (tmp_path / "suite_ranks.png").stat().st_size > 10_000
 
 
 def test_processor_seconds_are_the_clock_of_budgets(suite):
