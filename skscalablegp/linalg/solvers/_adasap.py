@@ -13,8 +13,9 @@ from torch import Generator, Tensor
 from ..._named import keep_settings
 from ..._validation import check_integer, check_number
 from ..blocks import matmul
-from ..operators import LinearOperator
-from ._cholesky import cholesky_with_jitter
+from ..operators import LinearOperator, column_norms
+from ._base import divide_norms, give_up
+from ._cholesky import cholesky_at_once, cholesky_with_jitter
 from ._rows import RowSolver, RowState, draw_rows, largest_eigenvalue
 
 
@@ -31,6 +32,8 @@ class ADASAPState(RowState):
     ratio : float
         The estimate of noise / (noise + smallest eigenvalue kept) that strength="auto" uses; 0
         before the first step.
+    jitter : Tensor
+        The jitter of the last block, float64; NaN if the block has no factor.
     """
 
     leader: Tensor = None
@@ -39,6 +42,7 @@ class ADASAPState(RowState):
     memory: float = 0.0
     stride: float = 0.0
     ratio: float = 0.0
+    jitter: Tensor = None
 
 
 class ADASAP(RowSolver, name="adasap"):
@@ -82,6 +86,7 @@ class ADASAP(RowSolver, name="adasap"):
     def _begin(self, operator: LinearOperator, state: ADASAPState) -> None:
         draw_rows(state, self.block_size, self.random_state)
         state.stats["jitter"] = 0.0
+        state.jitter = torch.zeros((), dtype=torch.float64, device=state.x.device)
         self._restart(state)
 
     def _advance(self, operator, state, idx, rows) -> None:
@@ -121,20 +126,27 @@ class ADASAP(RowSolver, name="adasap"):
         noise = torch.maximum(operator.noise[idx].double().min(), floor)
         noise = noise.clamp_min(torch.finfo(block.dtype).tiny)
         if self.rank is None or self.rank >= len(idx):
-            factor, jitter = cholesky_with_jitter(block.contiguous())
-            state.stats["jitter"] = max(state.stats["jitter"], jitter)
+            factor, state.jitter = _factor(block)
             ratio = state.ratio
             if not (state.stride or ratio):
                 values = torch.linalg.eigvalsh(block.double())
                 ratio = noise / (noise + (values[len(values) // 2] - noise).clamp_min(0))
             return (lambda V: torch.cholesky_solve(V, factor)), ratio
-        basis, values = _nystrom(block.double(), noise, self.rank, state.generator)
-        ridge = noise + values[-1]
-        shrink = 1 - ridge / (values + ridge)
-        inverse = partial(_shrunk, U=basis, shrink=shrink, ridge=ridge)
+        explained, ridge = _nystrom(block.double(), noise, self.rank, state.generator)
+        inverse = partial(_reduced, explained=explained, ridge=ridge)
         factor = (1 / _largest_ratio(inverse, block.double(), state.generator) / ridge).to(block)
-        U, shrink = basis.to(block.dtype), shrink.to(block.dtype)
-        return (lambda V: _shrunk(V, U, shrink).mul_(factor)), noise / ridge
+        explained = explained.to(block.dtype)
+        return (lambda V: _reduced(V, explained).mul_(factor)), noise / ridge
+
+    def _norms(self, state):
+        """With the jitter of the block in the same copy."""
+        both = torch.cat([column_norms(state.R), state.jitter.to(state.R.device)[None]]).cpu()
+        jitter = float(both[-1])
+        if jitter != jitter:
+            state.stats["error"] = "A block is not positive definite even with the largest jitter."
+            give_up(state)
+        state.stats["jitter"] = max(state.stats["jitter"], jitter)
+        return divide_norms(both[:-1].contiguous(), state.b_norms)
 
     def check(self, operator: LinearOperator, state: ADASAPState) -> ADASAPState:
         drifted = state.R.clone()
@@ -149,28 +161,47 @@ class ADASAP(RowSolver, name="adasap"):
         state.stride, state.scale = 0.0, 0.5 ** max(state.stats["n_halvings"] - 10, 0)
 
 
+def _factor(block: Float[Tensor, "b b"]) -> tuple[Float[Tensor, "b b"], Float[Tensor, ""]]:
+    """The Cholesky factor of a block and its jitter, for which no device is waited."""
+    if not block.is_cpu:
+        return cholesky_at_once(block)
+    factor, jitter = cholesky_with_jitter(block.contiguous())
+    return factor, torch.tensor(jitter, dtype=torch.float64)
+
+
 def _nystrom(
     block: Float[Tensor, "b b"], noise: Float[Tensor, ""], rank: int, generator: Generator
-) -> tuple[Float[Tensor, "b k"], Float[Tensor, " k"]]:
-    """Eigenpairs of the Nystrom approximation of ``block - noise I`` from a Gaussian sketch.
+) -> tuple[Float[Tensor, "b k"], Float[Tensor, ""]]:
+    """E and a ridge, such that (I - E E') / ridge is the inverse of the approximated block.
 
-    A shift stabilises it, as in algorithm 2.1 of Frangella, Tropp and Udell (2023).
+    For the Nystrom approximation N of ``block - noise I`` from a Gaussian sketch, the ridge is the
+    noise plus the smallest eigenvalue of N, and (N + ridge I) E E' = N. Cholesky factors take the
+    place of the singular value decomposition in algorithm 2.1 of Frangella, Tropp and Udell (2023),
+    because a device need not be waited for to know that they have succeeded.
     """
     sketch = torch.randn(len(block), rank, generator=generator, dtype=torch.float64)
     sketch, _ = torch.linalg.qr(sketch.to(block.device, non_blocking=True))
     Y = block @ sketch - noise * sketch
+    # A shift stabilises the factor of the core.
     shift = torch.finfo(torch.float64).eps * len(block) ** 0.5 * Y.norm()
     Y += shift * sketch
     core = sketch.mT @ Y
-    factor, _ = cholesky_with_jitter((core + core.mT) / 2)
+    factor, _ = cholesky_at_once((core + core.mT) / 2)
     left = torch.linalg.solve_triangular(factor, Y.mT, upper=False).mT
-    U, singular, _ = torch.linalg.svd(left, full_matrices=False)
-    return U, (singular.square() - shift).clamp_min_(0)
+    inner = left.mT @ left
+    root, _ = cholesky_at_once(inner)
+    smallest = 1 / largest_eigenvalue(
+        lambda v: torch.cholesky_solve(v, root), rank, block.device, generator, 10
+    )
+    ridge = noise + (smallest - shift).clamp_min(0)
+    inner.diagonal().add_(ridge)
+    root, _ = cholesky_at_once(inner)
+    return torch.linalg.solve_triangular(root, left.mT, upper=False).mT, ridge
 
 
-def _shrunk(V: Tensor, U: Tensor, shrink: Tensor, ridge: Tensor | None = None) -> Tensor:
-    """(I - U diag(shrink) U') V, divided by the ridge if there is one."""
-    left = V - U @ (shrink[:, None] * (U.mT @ V))
+def _reduced(V: Tensor, explained: Tensor, ridge: Tensor | None = None) -> Tensor:
+    """(I - E E') V, divided by the ridge if there is one."""
+    left = V - explained @ (explained.mT @ V)
     return left if ridge is None else left / ridge
 
 

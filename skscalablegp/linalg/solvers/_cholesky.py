@@ -135,3 +135,37 @@ def cholesky_with_jitter(
             )
         fraction = min(max(10 * torch.finfo(H.dtype).eps, 10 * fraction), max_jitter)
         H = H if rebuild is None else rebuild()
+
+
+def cholesky_at_once(
+    H: Float[Tensor, "n n"], max_jitter: float = 1e-3
+) -> tuple[Float[Tensor, "n n"], Float[Tensor, ""]]:
+    """`cholesky_with_jitter` of a small matrix, for which no device is waited.
+
+    Four jitters are tried together, and the smallest one that succeeds is chosen on the device.
+
+    Parameters
+    ----------
+    H : Tensor of shape (n, n)
+        Symmetric.
+    max_jitter : float, default=1e-3
+        Largest jitter as a fraction of the mean diagonal entry. The others are 0, ten times the
+        relative rounding, and the geometric mean of these two.
+
+    Returns
+    -------
+    L : Tensor of shape (n, n)
+        NaN if there is no factor even with the largest jitter.
+    jitter : Tensor of shape ()
+        In the units of H, float64; NaN if there is no factor.
+    """
+    least = 10 * torch.finfo(H.dtype).eps
+    tried = [0.0, least, (least * max_jitter) ** 0.5, max_jitter]
+    jitters = torch.stack([fraction * H.diagonal().mean(dtype=torch.float64) for fraction in tried])
+    eye = torch.eye(len(H), dtype=H.dtype, device=H.device)
+    L, info = torch.linalg.cholesky_ex(H + jitters.to(H)[:, None, None] * eye)
+    sound = (info == 0) & L.diagonal(dim1=1, dim2=2).isfinite().all(1)
+    # `argmax` finds the first; an index on the device would be read.
+    first = sound.byte().argmax()[None]
+    L, jitter = L.index_select(0, first)[0], jitters.index_select(0, first)[0]
+    return torch.where(sound.any(), L, torch.nan), torch.where(sound.any(), jitter, torch.nan)
