@@ -36,6 +36,7 @@ from ...linalg.gradients import (
 )
 from ...linalg.parallel import n_workers
 from ._gradient import ExpertsGradient, ExpertTable, each_expert
+from ._grouped import GroupedExpertsPosterior, GroupedGradient, build_groups
 from ._parts import (
     build_experts,
     global_first,
@@ -333,12 +334,23 @@ class PoERegressor(GPRegressorBase):
             # Training starts with as many random rows as a part has.
             size = max(map(len, parts))
             settings = replace(settings, subsets=Subsets.of(size, size))
-        result = train_or_report(problem, ExpertsGradient(parts, self.n_jobs), settings, run)
+        gradient = self._gradient(parts, problem)
+        result = train_or_report(problem, gradient, settings, run)
         prior = problem.kernel.log_prior(result.theta)[0]
         return [result.theta] * len(parts), replace(result, value=result.value - prior)
 
+    def _gradient(
+        self, parts: list[np.ndarray], problem: GPProblem
+    ) -> ExpertsGradient | GroupedGradient:
+        """On a device experts of equal size are factorised together, on the CPU one by a core."""
+        if problem.X.is_cpu:
+            return ExpertsGradient(parts, self.n_jobs)
+        return GroupedGradient(parts)
+
     def _likelihood(self, problem: GPProblem, parts: list[np.ndarray], theta: np.ndarray) -> float:
         """The log likelihood of all parts, without its gradient."""
+        if not problem.X.is_cpu:
+            return build_groups(problem, torch.as_tensor(theta), parts)[1]
         tables = [ExpertTable.of(problem, part) for part in parts]
         return sum(each_expert(likelihood, tables, self.n_jobs, torch.as_tensor(theta)))
 
@@ -399,6 +411,8 @@ class PoERegressor(GPRegressorBase):
     def _built(self) -> tuple[ExpertsPosterior, float, float]:
         """The posterior, the sum of its experts' log likelihoods, and the largest jitter."""
         problem = self._trained_problem(getattr(torch, self.dtype_), keep=True)
+        if self.share_hyperparameters and not problem.X.is_cpu:
+            return self._built_together(problem)
         tables = [ExpertTable.of(problem, part) for part in self.experts_]
         # On large tables, faster predictions are worth the time to compute the inverses.
         single = self.dtype != "float64" and len(self.X_train_) > _MANY_ROWS
@@ -406,6 +420,13 @@ class PoERegressor(GPRegressorBase):
         experts, value, jitter = build_experts(tables, thetas, self.n_jobs, single)
         posterior = ExpertsPosterior(experts, self._rule, self.experts_, self.n_experts_)
         return posterior, value, jitter
+
+    def _built_together(self, problem: GPProblem) -> tuple[ExpertsPosterior, float, float]:
+        """`_built` on a device, for experts with the same kernel."""
+        theta = torch.as_tensor(self.kernel_.theta)
+        groups, value, jitter = build_groups(problem, theta, self.experts_)
+        settings = self._rule, self.experts_, self.n_experts_
+        return GroupedExpertsPosterior(problem, theta, groups, *settings), value, jitter
 
     def _build_posterior(self) -> Posterior:
         return self._built()[0]
@@ -416,5 +437,5 @@ class PoERegressor(GPRegressorBase):
         if self._rule == "grbcm":
             parts = [parts[0], *(part[len(parts[0]) :] for part in parts[1:])]
         problem = self._trained_problem(keep=True)
-        estimate, _ = ExpertsGradient(parts, self.n_jobs).estimate(problem, theta, GradientState())
+        estimate, _ = self._gradient(parts, problem).estimate(problem, theta, GradientState())
         return float(estimate.value), estimate.grad

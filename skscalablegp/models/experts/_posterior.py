@@ -26,7 +26,7 @@ from ...linalg.parallel import run
 _ROWS = 1024
 _BLOCK = 128
 # Number of an expert's rows whose distances from a new row determine how near the expert is.
-_SHOWN = 64
+SHOWN = 64
 # Training rows at which single precision is checked, and its largest relative error there.
 _CHECKED_ROWS, _RELATIVE_ERROR = 32, 1e-3
 
@@ -242,7 +242,7 @@ class ExpertPosterior(ExactPosterior):
     def _shown(self, n_common: int) -> Float[Tensor, "s d"]:
         """A few rows of the part's own, which stand for the others."""
         rows = self.operator.X[n_common:]
-        m = min(len(rows), _SHOWN)
+        m = min(len(rows), SHOWN)
         return rows[torch.arange(m, device=rows.device) * len(rows) // max(m, 1)]
 
     def shown_module(self, n_common: int) -> KernelFeatures:
@@ -311,7 +311,7 @@ class ExpertsPosterior(Posterior):
         first = self.experts[0]
         self.dtype, self.device = first.dtype, first.device
         # Two blocks of the largest expert, and the moments of all experts.
-        widest = max(max(expert.width for expert in self.experts), _SHOWN)
+        widest = max(max(expert.width for expert in self.experts), SHOWN)
         self.width = 2 * widest + len(self.experts) * (first.weights.shape[1] + 2)
 
     def combine(self, X: Float[Tensor, "m d"]) -> Combination:
@@ -357,11 +357,14 @@ class ExpertsPosterior(Posterior):
     ) -> Combination:
         if len(chosen) == 1:
             return Combination(means[0], variances[0], torch.ones_like(variances))
-        priors = torch.stack([expert.cross(X).prior_diag() for expert in self.experts])
-        priors = priors.gather(0, chosen)
+        priors = self._priors(X).gather(0, chosen)
         # At training rows without noise the variance is zero, and its inverse infinite.
         variances = variances.clamp_min(torch.finfo(variances.dtype).eps * priors)
         return COMBINATIONS[self.combination](means, variances, priors)
+
+    def _priors(self, X: Float[Tensor, "m d"]) -> Float[Tensor, "k m"]:
+        """Prior variances of each expert."""
+        return torch.stack([expert.cross(X).prior_diag() for expert in self.experts])
 
     def module(self, with_variance: bool = True) -> PosteriorModule:
         """With the inverse factors of all experts, sum_k n_k^2 numbers; a mean needs them, too."""

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import torch
-from jaxtyping import Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from ...core import FitRun
@@ -20,6 +20,7 @@ from ...linalg.gradients import (
     GradientEstimate,
     GradientEstimator,
     exact_marginal_likelihood,
+    sets_marginal_likelihood,
 )
 
 # Number of neighbourhoods, the rows of each, and the largest number of steps.
@@ -49,11 +50,15 @@ class NeighbourhoodGradient(GradientEstimator):
         self.max_jitter = max_jitter
 
     def estimate(self, problem, theta, state):
+        share = len(problem.X) / self.sets.numel()
+        if not problem.X.is_cpu:
+            at = torch.as_tensor(theta)
+            all_of = sets_marginal_likelihood(problem, at, self.sets, True, self.max_jitter)
+            return GradientEstimate(share * all_of.grad, share * float(all_of.values.sum())), state
         exact, found = ExactGradient(self.max_jitter), []
         for rows in self.sets:
             look_up()
             found.append(exact.estimate(problem.subset(rows), theta, state)[0])
-        share = len(problem.X) / self.sets.numel()
         grad = share * sum(one.grad for one in found)
         return GradientEstimate(grad, share * sum(one.value for one in found)), state
 
@@ -144,12 +149,24 @@ def _density(
     Targets are in the units of training. The kernel has its best scale, because leave-one-out
     errors determine that of the fitted model, too.
     """
-    at, deviations, errors = torch.as_tensor(theta), [], []
+    # The last diagonal entry of H^-1 is that of the factor, squared and inverted.
+    deviation, weight = _last(problem, torch.as_tensor(theta), sets, max_jitter)
+    errors = weight * deviation[:, None]
+    spread = deviation.log().mean() + errors.square().mean().log() / 2
+    return -float(spread) - 0.5 * math.log(2 * math.pi * math.e)
+
+
+def _last(
+    problem: GPProblem, theta: Float[Tensor, " p"], sets: Int[Tensor, "s k"], max_jitter: float
+) -> tuple[Float[Tensor, " s"], Float[Tensor, "s t"]]:
+    """The last diagonal entry of each set's factor, and the weights of its last row."""
+    if not problem.X.is_cpu:
+        found = sets_marginal_likelihood(problem, theta, sets, False, max_jitter)
+        return found.factor[:, -1, -1], found.weights[:, -1]
+    deviations, weights = [], []
     for rows in sets:
         look_up()
-        own = exact_marginal_likelihood(problem.subset(rows), at, False, max_jitter)
-        # The last diagonal entry of H^-1 is that of the factor, squared and inverted.
+        own = exact_marginal_likelihood(problem.subset(rows), theta, False, max_jitter)
         deviations.append(own.factor[-1, -1])
-        errors.append(own.weights[-1] * own.factor[-1, -1])
-    spread = torch.stack(deviations).log().mean() + torch.stack(errors).square().mean().log() / 2
-    return -float(spread) - 0.5 * math.log(2 * math.pi * math.e)
+        weights.append(own.weights[-1])
+    return torch.stack(deviations), torch.stack(weights)

@@ -10,20 +10,13 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from ...kernels import TorchKernel
 from ...linalg.blocks import look_up
 from ...linalg.gradients import GPProblem
-from ...linalg.operators import slope
+from ...linalg.operators import kernel_of_sets, slope
 from ...linalg.parallel import map_in_order
 
 # Matrix entries that are processed at a time; on a CPU, few enough for the cache of a core.
 _CPU_BLOCK, _GPU_BLOCK = 2**19, 2**28
-# Scaled distances are clipped to this, where every profile is zero.
-_FAR = 1e15
-# Mean squared scaled distance above which distances are computed in double precision.
-_WIDE = 32.0
-# The same, above which double precision loses the distances between the other rows.
-_LOST = 1e6
 # Share of the prior variance below which a variance from single precision is mostly rounding error.
 _RESOLVED = 1e-4
 # Most jitter that is tried where a factorisation fails, relative to the median diagonal entry.
@@ -32,78 +25,6 @@ _LARGEST_JITTER = 1e-3
 NEAREST = 30
 # Noise that keeps equal new rows from being singular, relative to the prior variance.
 _SAME = 1e-12
-
-
-def local_kernel(
-    kernel: TorchKernel, theta: Float[Tensor, " p"], Z: Float[Tensor, "b k d"], dtype: torch.dtype
-) -> Float[Tensor, "b k k"]:
-    """k(Z_i, Z_i) without noise for each of b sets of k rows, differentiable in theta; O(b k^2 d).
-
-    The last row of each set is subtracted in double precision. Distances between close rows then
-    keep their digits in single precision, and a matrix product is enough to compute them.
-    """
-    terms = kernel.stationary_terms()
-    if terms is None:
-        return torch.stack([kernel.cross(theta, rows, rows) for rows in Z]).to(dtype)
-    b, k = Z.shape[:2]
-    values = {}
-    for leaf in dict.fromkeys(leaf for term in terms for leaf in term.leaves):
-        rows = leaf.seen(Z.reshape(b * k, -1)).reshape(b, k, -1)
-        scale = leaf.profile.factor**0.5 / leaf.length_scale.value_like(theta, Z)
-        A = _from_near(rows, scale).clamp(-_FAR, _FAR)
-        if not leaf.profile.kink and A.detach().square().sum(2).mean() <= _WIDE:
-            A = A.to(dtype)
-        u = _SquaredDistances.apply(A, dtype).reshape(b * k, k)
-        values[leaf] = leaf.at(theta, _root(u) if leaf.profile.kink else u)
-    # Writing over a matrix is faster than the arithmetic that fills a new one.
-    once = len(terms) == 1 == len(terms[0].leaves)
-    reuse = once and not (torch.is_grad_enabled() and theta.requires_grad)
-    total = None
-    for term in terms:
-        value = term.amplitude(theta).to(Z.device, dtype)
-        for leaf in term.leaves:
-            value = values[leaf].mul_(value) if reuse else values[leaf] * value
-        total = value if total is None else total + value
-    return total.expand(b * k, k).reshape(b, k, k)
-
-
-def _from_near(rows: Float[Tensor, "b k d"], scale: Tensor) -> Float[Tensor, "b k d"]:
-    """Scaled rows, measured from the last of each set, or from their median if that is far."""
-    A = (rows - rows[:, -1:]) * scale
-    far = A.detach().square().mean((1, 2)) > _LOST
-    if not far.any():
-        return A
-    # Measured from a far row, all others would be one point but for rounding.
-    middle = rows.median(1, keepdim=True).values
-    return (rows - torch.where(far[:, None, None], middle, rows[:, -1:])) * scale
-
-
-class _SquaredDistances(torch.autograd.Function):
-    """|a_i - a_j|^2 within each set of rows, which lie near zero; returned in `dtype`."""
-
-    @staticmethod
-    def forward(ctx, A: Tensor, dtype: torch.dtype) -> Tensor:
-        ctx.save_for_backward(A)
-        q = A.square().sum(2, keepdim=True)
-        one = torch.ones_like(q)
-        u = torch.bmm(torch.cat([A, q, one], 2), torch.cat([-2 * A, one, q], 2).mT)
-        u = u.to(dtype).clamp_min_(0)
-        u.diagonal(dim1=1, dim2=2).zero_()
-        return u
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx, grad: Tensor):
-        (A,) = ctx.saved_tensors
-        grad = grad.to(A)
-        sums = (grad.sum(1) + grad.sum(2))[:, :, None]
-        return 2 * (sums * A - grad @ A - grad.mT @ A), None
-
-
-def _root(u: Tensor) -> Tensor:
-    """The square root, with a derivative of 0 at 0."""
-    zero = u == 0
-    return u.masked_fill(zero, 1.0).sqrt().masked_fill(zero, 0.0)
 
 
 class Given(NamedTuple):
@@ -221,7 +142,7 @@ def predict(
 
     def answer(X: Tensor, near: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
         Z, noise, Y = gather(problem, theta, X, near)
-        K = local_kernel(problem.kernel, theta, Z, dtype)
+        K = kernel_of_sets(problem.kernel, theta, Z, dtype)
         given = condition(K, noise.to(dtype), Y.to(dtype))
         squares = given.half[:, :NEAREST, 1:].square().mean((1, 2))
         found = tuple(part.double() for part in (given.mean, given.variance, squares))
@@ -280,7 +201,7 @@ def chain(
             rows = slice(start, start + step)
             Z, noise, Y = gather(problem, theta, X[rows], near[rows])
             Z = torch.cat([Z[:, :-1], X[earlier[rows]], Z[:, -1:]], 1)
-            K = local_kernel(problem.kernel, theta, Z, X.dtype)
+            K = kernel_of_sets(problem.kernel, theta, Z, X.dtype)
             # Huge noise leaves a row out; tiny noise keeps rows that appear twice from being
             # singular.
             free = K[:, -1, -1:] * torch.where(counts[rows], _SAME, 1 / _SAME)
@@ -315,7 +236,7 @@ def left_out(
     def part(at: Tensor, rows: Tensor, near: Tensor) -> tuple[float, Tensor]:
         Z, noise, Y = gather(problem, at, problem.X[rows], near)
         own = gather(problem, at, problem.X[rows], rows[:, None])[1][:, 0]
-        K = local_kernel(problem.kernel, at, Z, Z.dtype)
+        K = kernel_of_sets(problem.kernel, at, Z, Z.dtype)
         with torch.no_grad():
             found = condition(K, noise, Y)
             s = (found.variance + own)[:, None]
@@ -349,7 +270,7 @@ def blocks(
 
     def part(at: Tensor, rows: Tensor, near: Tensor) -> tuple[float, Tensor]:
         Z, noise, Y = gather(problem, at, problem.X[rows], torch.cat([near, rows[:, None]], 1))
-        K = local_kernel(problem.kernel, at, Z, Z.dtype)
+        K = kernel_of_sets(problem.kernel, at, Z, Z.dtype)
         with torch.no_grad():
             found = condition(K, noise, Y)
             L, half = found.factor, found.half[:, :, 1:]

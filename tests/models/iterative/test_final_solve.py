@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import scipy.stats
 import torch
+from simulated import simulated
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import (
@@ -252,6 +253,25 @@ def test_density_of_rows_given_their_neighbours():
     assert found == pytest.approx(expected, rel=1e-9)
     scaled = kernel.theta + np.log(3) * np.array([1, 0, 0, 1])
     assert _density(problem, scaled, sets, 1e-3) == pytest.approx(expected, rel=1e-9)
+
+
+def test_neighbourhoods_are_factorised_together_on_a_device():
+    """With the value, the gradient and the density of one after the other; 4 or 7 of them."""
+    *_, problem, sets = sets_of_rows()
+    theta, counts = problem.kernel.theta0, []
+    estimator = NeighbourhoodGradient(sets, 1e-3)
+    ours = estimator.estimate(problem, theta, GradientState())[0]
+    density = _density(problem, theta.numpy(), sets, 1e-3)
+    with simulated() as gpu:
+        there = replace(problem, X=problem.X.to("cuda"), Y=problem.Y.to("cuda"))
+        for some in (sets[:4].to("cuda"), sets.to("cuda")):
+            gpu.forget()
+            found = NeighbourhoodGradient(some, 1e-3).estimate(there, theta, GradientState())[0]
+            counts.append((dict(gpu.launches), sum(gpu.waits.values())))
+        assert _density(there, theta.numpy(), some, 1e-3) == pytest.approx(density, rel=1e-9)
+    assert counts[0] == counts[1] and counts[0][0]["linalg_cholesky_ex"] == 1
+    assert found.value == pytest.approx(ours.value, rel=1e-9)
+    np.testing.assert_allclose(found.grad, ours.grad, rtol=1e-8)
 
 
 def test_a_fixed_noise_level_is_not_scaled(monkeypatch):
