@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any, cast
+
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ...kernels import NotExportable, TorchKernel
+from ...kernels import NotExportable, Stationary, Term, TorchKernel
 
 # Scaled distances are clipped to this, where every profile is zero.
 _FAR = 1e15
@@ -28,8 +30,8 @@ def kernel_of_sets(
     if terms is None:
         return _one_by_one(kernel, theta, Z, Z).to(dtype)
     b, k = Z.shape[:2]
-    values = {}
-    for leaf in dict.fromkeys(leaf for term in terms for leaf in term.leaves):
+    values: dict[Any, Tensor] = {}
+    for leaf in _leaves(terms):
         rows = leaf.seen(Z.reshape(b * k, -1)).reshape(b, k, -1)
         scale = leaf.profile.factor**0.5 / leaf.length_scale.value_like(theta, Z)
         A = _from_near(rows, scale).clamp(-_FAR, _FAR)
@@ -42,7 +44,7 @@ def kernel_of_sets(
     # Writing over a matrix is faster than the arithmetic that fills a new one.
     once = len(terms) == 1 == len(terms[0].leaves)
     reuse = once and not (torch.is_grad_enabled() and theta.requires_grad)
-    total = None
+    total: Any = None
     for term in terms:
         value = term.amplitude(theta).to(Z.device, dtype)
         for leaf in term.leaves:
@@ -66,7 +68,7 @@ class _SquaredDistances(torch.autograd.Function):
     """|a_i - a_j|^2 within each set of rows, which lie near zero; returned in `dtype`."""
 
     @staticmethod
-    def forward(ctx, A: Tensor, dtype: torch.dtype) -> Tensor:
+    def forward(ctx: Any, A: Tensor, dtype: torch.dtype) -> Tensor:
         ctx.save_for_backward(A)
         q = A.square().sum(2, keepdim=True)
         one = torch.ones_like(q)
@@ -77,7 +79,7 @@ class _SquaredDistances(torch.autograd.Function):
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx, grad: Tensor):
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         (A,) = ctx.saved_tensors
         grad = grad.to(A)
         sums = (grad.sum(1) + grad.sum(2))[:, :, None]
@@ -100,8 +102,8 @@ def kernel_between_sets(
     terms = kernel.stationary_terms()
     if terms is None:
         return _one_by_one(kernel, theta, X, Z)
-    values = {}
-    for leaf in dict.fromkeys(leaf for term in terms for leaf in term.leaves):
+    values: dict[Any, Tensor] = {}
+    for leaf in _leaves(terms):
         left, right = leaf.seen(X), leaf.seen(Z)
         scale = leaf.profile.factor**0.5 / leaf.length_scale.value_like(theta, Z)
         middle = right.mean(1, keepdim=True)
@@ -116,6 +118,11 @@ def kernel_between_sets(
             value = values[leaf] * value
         total = total + value
     return total.unflatten(0, X.shape[:2])
+
+
+def _leaves(terms: list[Term]) -> list[Stationary]:
+    """The leaves of terms in closed form, each once."""
+    return [cast(Stationary, leaf) for leaf in dict.fromkeys(v for t in terms for v in t.leaves)]
 
 
 def _one_by_one(
