@@ -11,5 +11,5 @@ from ._marginal_likelihood import (
 )
 from ._problem import GPProblem
 from ._resolve import resolve_gradient
-from ._sets import SetsEvaluation, sets_marginal_likelihood
+from ._sets import sets_marginal_likelihood
 from ._truncated import TruncatedGradient
