@@ -2,6 +2,7 @@
 
 import ast
 import configparser
+import functools
 import importlib.util
 import json
 import os
@@ -38,11 +39,16 @@ def module_name(path):
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
+@functools.cache
+def parsed(path):
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
 def imported_modules(path):
     """Every module of the package that a file imports, also inside functions."""
     name = module_name(path)
     package = name if path.stem == "__init__" else name.rpartition(".")[0]
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in ast.walk(parsed(path)):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -174,7 +180,7 @@ def test_what_a_folder_offers_is_used():
         f"{module_name(path)}.{alias.name}"
         for path in SOURCES
         if path.name == "__init__.py" and module_name(path) not in public_modules()
-        for node in ast.parse(path.read_text(encoding="utf-8")).body
+        for node in parsed(path).body
         if isinstance(node, ast.ImportFrom) and node.level
         for alias in node.names
     }

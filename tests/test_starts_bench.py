@@ -60,6 +60,7 @@ def test_the_family_is_as_wide_as_promised(starts):
     assert columns <= {p.columns for p in problems}
 
 
+@pytest.mark.slow
 def test_tables(starts):
     for p in starts.PROBLEMS + starts.CLASSES:
         found = starts.table(p.name)

@@ -62,6 +62,13 @@ def quick_rows(case: Any, rows: Iterable[Any]) -> list[Any]:
     return _first_of_each(_family if getattr(case, "once_a_family", False) else _class, collected)
 
 
+def marked(case: Any, rows: Iterable[Any]) -> list[Any]:
+    """The rows of a case for pytest, with a mark on those that `make test` leaves out."""
+    quick = {row.name for row in quick_rows(case, rows)}
+    marks = {row.name: () if row.name in quick else pytest.mark.slow for row in rows}
+    return [pytest.param(row, marks=marks[row.name], id=row.name) for row in rows_of(case, rows)]
+
+
 def _class(row: Any) -> Any:
     return type(row.estimator) if hasattr(row, "estimator") else row.name
 
@@ -94,8 +101,4 @@ class Contract:
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
         """Called by pytest for each case; other parameters come from its own decorators."""
-        rows = rows_of(metafunc.function, self.rows)
-        quick = {row.name for row in quick_rows(metafunc.function, rows)}
-        marks = [() if row.name in quick else pytest.mark.slow for row in rows]
-        params = [pytest.param(row, marks=mark) for row, mark in zip(rows, marks, strict=True)]
-        metafunc.parametrize("row", params, ids=[row.name for row in rows])
+        metafunc.parametrize("row", marked(metafunc.function, self.rows))

@@ -9,6 +9,7 @@ import pickle
 
 import numpy as np
 import pytest
+from contracts.cases import marked, once_a_family
 from contracts.estimator_contract import table
 from contracts.test_contract import ROWS
 from numpy.testing import assert_allclose
@@ -20,7 +21,11 @@ from skscalablegp import NNGPRegressor
 pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
 
 # One row of each class, with the settings that reach its method; grids are always on the CPU.
-QUICK = [row for row in ROWS if row.stands_for_its_class and row.name not in ("kissgp", "love")]
+METHODS = [row for row in ROWS if row.stands_for_its_class and row.name not in ("kissgp", "love")]
+
+
+@once_a_family
+def case(row): ...
 
 
 def method(row, device):
@@ -31,7 +36,7 @@ def method(row, device):
     return model
 
 
-@pytest.mark.parametrize("row", QUICK, ids=lambda row: row.name)
+@pytest.mark.parametrize("row", marked(case, METHODS))
 def test_the_method_on_a_gpu(row):
     X, y, X_new = table()
     with simulated() as gpu:

@@ -1,5 +1,6 @@
 """The exact process in place of a method on small tables, in every estimator with the choice."""
 
+import functools
 import inspect
 import warnings
 
@@ -35,6 +36,7 @@ def unfitted(name, **settings):
     return model.set_params(**{k: v for k, v in (QUICK | settings).items() if k in known})
 
 
+@functools.cache
 def fitted(name, **settings):
     X, y = table(ROWS.get(name, 150))
     with warnings.catch_warnings():

@@ -189,7 +189,11 @@ def test_at_most_five_columns_and_no_constant_one():
     assert len(columns) == 5 and "x7" not in columns
 
 
-@pytest.mark.parametrize("wrap", [lambda m: m, HeteroscedasticRegressor], ids=["itself", "below"])
+@pytest.mark.parametrize(
+    "wrap",
+    [lambda m: m, pytest.param(HeteroscedasticRegressor, marks=pytest.mark.slow)],
+    ids=["itself", "below"],
+)
 @pytest.mark.parametrize("model", [SCGDDKLRegressor(), QSGPRegressor(), SVGPRegressor()])
 def test_length_scales_in_other_units_are_converted(model, wrap):
     X, y = problem(100)

@@ -212,9 +212,13 @@ def counts(n, seed):
     "Model, settings",
     [
         (SVGPRegressor, dict(n_inducing=20)),
-        (SVGPRegressor, dict(n_inducing=20, batch_size=100)),
+        pytest.param(SVGPRegressor, dict(n_inducing=20, batch_size=100), marks=pytest.mark.slow),
         (QSGPRegressor, dict(n_components=64)),
-        (QSGPRegressor, dict(n_components=32, n_dense=32, inference="stochastic", max_iter=60)),
+        pytest.param(
+            QSGPRegressor,
+            dict(n_components=32, n_dense=32, inference="stochastic", max_iter=60),
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_counts_are_learned(Model, settings):

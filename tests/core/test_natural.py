@@ -47,7 +47,7 @@ def test_without_noise_a_few_steps_find_the_peak(curvature):
     assert objective.n < 30
 
 
-@pytest.mark.parametrize("frozen", [False, True])
+@pytest.mark.parametrize("frozen", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_noise_is_averaged_until_it_costs_less_than_the_tolerance(frozen):
     lost, steps = [], []
     for seed in range(10):

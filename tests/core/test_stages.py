@@ -136,6 +136,7 @@ def test_an_exact_start_begins_with_some_rows():
     np.testing.assert_allclose(ends[30].value, ends[None].value, atol=0.5)
 
 
+@pytest.mark.slow
 def test_a_subset_does_not_end_on_a_plateau():
     # Twenty steps gain .3 nats in all here, the next ones two hundred.
     X, f = make_friedman1(2000, n_features=10, random_state=0)

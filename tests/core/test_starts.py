@@ -62,6 +62,7 @@ def test_wide_tables_start_at_the_columns_that_matter():
     assert start.origin in start.describe()
 
 
+@pytest.mark.slow
 def test_training_goes_on_from_there():
     X, y = wide(700)
     model = IterativeGPRegressor().fit(X[:500], y[:500])
@@ -226,6 +227,7 @@ class TestSignals:
         assert simple_signals(X, (own if y is None else np.full(n, y))[:, None]) == []
 
 
+@pytest.mark.slow
 def test_a_column_that_helps_others_is_found_after_them():
     """Alone it looks like noise, and its length scale has grown out of reach of any slope."""
     rng = np.random.default_rng(0)

@@ -7,7 +7,7 @@ from skscalablegp import QSGPRegressor
 
 
 @settings(
-    max_examples=120,
+    max_examples=40,
     deadline=None,
     derandomize=True,
     database=None,

@@ -247,7 +247,10 @@ class TestAutoGPRegressor:
         test.loc[test.index[0], "many"] = "never seen"
         assert np.isfinite(model.predict(test, return_std=True)).all()
 
-    @pytest.mark.parametrize("seed", [0, 1, 2])
+    @pytest.mark.parametrize(
+        "seed",
+        [0, pytest.param(1, marks=pytest.mark.slow), pytest.param(2, marks=pytest.mark.slow)],
+    )
     def test_pure_noise_has_no_noise_model(self, seed):
         pd = pytest.importorskip("pandas")
         rng = np.random.default_rng(seed)

@@ -43,18 +43,19 @@ class Broken(Overconfident):
 
 @pytest.fixture(scope="module")
 def small():
-    X, y = table()
+    X, y = table(150)
     return AutoGPClassifier(["linear", "trees", "inducing"], random_state=0).fit(X, y), X, y
 
 
 def test_it_predicts_well(small):
     model, _, _ = small
     X, y = table(1000, seed=1)
-    linear = LogisticRegression().fit(*table())
+    linear = LogisticRegression().fit(*table(150))
     assert log_loss(y, model.predict_proba(X)) < log_loss(y, linear.predict_proba(X))
     assert_allclose(model.predict_proba(X).sum(1), 1)
 
 
+@pytest.mark.slow
 def test_refits_repeat(small):
     model, X, y = small
     again = clone(model).fit(X, y)

@@ -160,7 +160,11 @@ class TestNoise:
 
     @pytest.mark.parametrize(
         "below",
-        [None, HistGradientBoostingRegressor(), make_pipeline(StandardScaler(), RFFRegressor())],
+        [
+            None,
+            pytest.param(HistGradientBoostingRegressor(), marks=pytest.mark.slow),
+            pytest.param(make_pipeline(StandardScaler(), RFFRegressor()), marks=pytest.mark.slow),
+        ],
         ids=["experts", "trees", "pipeline"],
     )
     def test_the_noise_is_found(self, below):
@@ -209,7 +213,7 @@ class TestNoise:
         np.testing.assert_allclose(model.predict_std(X), expected, rtol=1e-9)
 
     @pytest.mark.filterwarnings("error")
-    @pytest.mark.parametrize("n", [30, 200])
+    @pytest.mark.parametrize("n", [30, pytest.param(200, marks=pytest.mark.slow)])
     def test_a_constant_costs_nothing(self, n):
         costs = []
         for seed in range(4):
@@ -224,6 +228,7 @@ class TestNoise:
                 assert not model.noise_estimators_
         assert np.mean(costs) < 0.01
 
+    @pytest.mark.slow
     def test_few_rows_of_many_columns_have_no_pattern(self):
         """Errors of one size, in which a length scale for each feature would find a pattern."""
         found = []
@@ -245,6 +250,7 @@ class TestNoise:
         assert np.mean(squares / np.exp(logs)) == pytest.approx(1)
         assert level(squares).factor(F)[0] == pytest.approx(np.sqrt(np.mean(squares)))
 
+    @pytest.mark.slow
     def test_two_models_are_multiplied(self):
         """On heavy tails, where each kind alone is worse."""
         rng = np.random.RandomState(0)
@@ -302,7 +308,10 @@ class Features(LinearRegression):
 class TestFeatures:
     """A mean without one row's target tells that target where the mean of all rows is known."""
 
-    @pytest.mark.parametrize("seed", range(3))
+    @pytest.mark.parametrize(
+        "seed",
+        [0, pytest.param(1, marks=pytest.mark.slow), pytest.param(2, marks=pytest.mark.slow)],
+    )
     def test_pure_noise_teaches_nothing(self, seed):
         X, y = groups(300, seed)
         model = HeteroscedasticRegressor(IterativeGPRegressor(), random_state=0).fit(X, y)
@@ -326,6 +335,7 @@ class TestFeatures:
 
 
 class TestInCompany:
+    @pytest.mark.slow
     def test_search_in_two_processes(self):
         X, y = curve(120)
         model = HeteroscedasticRegressor(

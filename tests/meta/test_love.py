@@ -304,6 +304,7 @@ def test_a_pickle_answers_alike(below):
         np.testing.assert_allclose(a, b, rtol=1e-9)
 
 
+@pytest.mark.slow
 def test_rank_50_suffices_for_deep_features_of_airfoil(data_folder):
     columns = np.loadtxt(data_folder / "uci" / "airfoil" / "data.csv.gz", delimiter=",")
     test = np.loadtxt(data_folder / "uci" / "airfoil" / "test_mask.csv.gz", delimiter=",")[:, 0] > 0

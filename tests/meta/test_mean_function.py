@@ -99,6 +99,7 @@ def test_noise_weighs_rows_of_the_mean_function():
     assert abs(told.coef_[0] - 5) < 0.5 < abs(plain.coef_[0] - 5)
 
 
+@pytest.mark.slow
 def test_noise_that_depends_on_the_row_goes_on_top():
     rng = np.random.default_rng(0)
     X = rng.uniform(size=(300, 1))

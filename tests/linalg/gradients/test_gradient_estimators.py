@@ -378,7 +378,9 @@ def test_probes_of_the_preconditioners_covariance_are_unbiased_and_quieter():
     assert float(quiet.std(0).norm()) < float(plain.std(0).norm())
 
 
-@pytest.mark.parametrize("make", [StandardGradient, TruncatedGradient])
+@pytest.mark.parametrize(
+    "make", [StandardGradient, pytest.param(TruncatedGradient, marks=pytest.mark.slow)]
+)
 def test_few_columns_and_little_noise_leave_the_probes_quiet(make):
     """Draws from N(0, H) would cost p / 2s nats; those of the low-rank part and noise over 100."""
     ours, s = problem(Matern([0.5, 0.7], nu=1.5) + W(1e-4), n=80), 4

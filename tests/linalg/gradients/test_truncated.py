@@ -81,8 +81,15 @@ def test_truncated_conjugate_gradients_are_not(preconditioner):
     assert scores[1] > 4 and scores[2] > 4
 
 
-@pytest.mark.parametrize("probes", ["rademacher", "normal"])
-@pytest.mark.parametrize("t", [1, 2])
+@pytest.mark.parametrize(
+    "t, probes",
+    [
+        (2, "rademacher"),
+        pytest.param(1, "normal", marks=pytest.mark.slow),
+        pytest.param(1, "rademacher", marks=pytest.mark.slow),
+        pytest.param(2, "normal", marks=pytest.mark.slow),
+    ],
+)
 def test_the_estimator_itself(probes, t):
     ours = problem(t)
     estimator = TruncatedGradient(RANDOM, n_probes=3, probes=probes)
@@ -128,7 +135,7 @@ def test_settings():
         TruncatedGradient(ExponentialTruncation(min_iter=11)).bound(10)
 
 
-@pytest.mark.parametrize("t", [1, 2])
+@pytest.mark.parametrize("t", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_averaged_draws_and_preconditioned_probes_are_unbiased_and_quieter(t):
     ours, spreads = problem(t), []
     for settings in (

@@ -97,7 +97,9 @@ def test_a_step_that_diverges_is_halved_and_reported(solver):
     assert float(problem.relative_residuals(solution.value).max()) <= 1e-2
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(
+    "dtype", [pytest.param(torch.float32, marks=pytest.mark.slow), torch.float64]
+)
 @pytest.mark.parametrize(
     "solver", [AP(8), SGD(8, step_size=0.1), SDD(8), ADASAP(8, rank=4)], ids=lambda s: repr(s)[:3]
 )

@@ -263,7 +263,14 @@ def fed(rule, scale, seed=0, n=800, m=12, b=16, steps=1000, activation=torch.tan
         yield F, state
 
 
-@pytest.mark.parametrize("activation", [torch.relu, torch.tanh, torch.nn.functional.silu])
+@pytest.mark.parametrize(
+    "activation",
+    [
+        torch.relu,
+        pytest.param(torch.tanh, marks=pytest.mark.slow),
+        pytest.param(torch.nn.functional.silu, marks=pytest.mark.slow),
+    ],
+)
 def test_minimax_stays_at_its_saddle(activation):
     """Noisy batches used to drive tr(slope F) / m from 1 to 1.9 within 200 steps."""
     for seed in range(10):

@@ -154,6 +154,7 @@ def test_noise_stays_above_its_bound():
     assert model.noise_variance_ == pytest.approx(0.04)
 
 
+@pytest.mark.slow
 def test_without_normalisation_the_prior_mean_is_zero():
     X, y = table()
     raw = quick(normalize_y=False, kernel=RBF(), feature_extractor=()).fit(X, y + 100)
@@ -567,7 +568,10 @@ def test_ascent_and_descent_draw_their_own_batches(monkeypatch):
 
 
 # The multiplier of the minimax problem takes longer to follow the features.
-@pytest.mark.parametrize("made, epochs", [(SCGDDKLRegressor, 60), (MinimaxDKLRegressor, 90)])
+@pytest.mark.parametrize(
+    "made, epochs",
+    [(SCGDDKLRegressor, 60), pytest.param(MinimaxDKLRegressor, 90, marks=pytest.mark.slow)],
+)
 def test_steps_alone_train_without_exact_passes(made, epochs):
     X, y = make_friedman1(600, noise=0.5, random_state=0)
     params = dict(feature_extractor=(16,), random_state=0, max_epochs=epochs)
@@ -628,7 +632,14 @@ def test_held_out_rows_choose_the_noise_without_exact_passes(monkeypatch):
     assert abs(np.log(model.noise_variance_) - model.history_["theta"][-1][-1]) > 0.01
 
 
-@pytest.mark.parametrize("Model", [SCGDDKLRegressor, MinimaxDKLRegressor, BSGDDKLRegressor])
+@pytest.mark.parametrize(
+    "Model",
+    [
+        SCGDDKLRegressor,
+        pytest.param(MinimaxDKLRegressor, marks=pytest.mark.slow),
+        pytest.param(BSGDDKLRegressor, marks=pytest.mark.slow),
+    ],
+)
 def test_networks_begin_with_the_columns_that_matter(Model):
     """With equal first weights the test variance explained is .6 after these steps, at most."""
     rng = np.random.default_rng(0)

@@ -94,6 +94,7 @@ def test_grbcm_of_two_experts_is_exact():
         assert_allclose(mine, theirs, rtol=1e-8)
 
 
+@pytest.mark.slow
 def test_grbcm_is_consistent_where_bcm_is_not():
     """Squared errors in units of the claimed variance, for more and more experts.
 

@@ -152,7 +152,12 @@ def single_sample_estimates(ours, levels, n_frequencies, n_levels):
 
 
 @pytest.mark.parametrize(
-    "truncation", [ReciprocalTruncation(), ExponentialTruncation(0.1, min_iter=1)], ids=str
+    "truncation",
+    [
+        pytest.param(ReciprocalTruncation(), marks=pytest.mark.slow),
+        ExponentialTruncation(0.1, min_iter=1),
+    ],
+    ids=str,
 )
 def test_single_sample_terms_and_gradient_are_unbiased(truncation):
     """Given frequencies every mean is exact, so that all 10,000 estimates are uncorrelated."""

@@ -260,6 +260,7 @@ def test_likelihood_and_training():
         fixed(grid_size=20).fit(X, y, np.linspace(0.1, 1, 200)).log_marginal_likelihood(theta)
 
 
+@pytest.mark.slow
 def test_deep_features():
     X, y, X_new = table(5, 300)
     model = KISSGPRegressor(feature_extractor=(16, 1), random_state=0).fit(X, y)
@@ -352,8 +353,15 @@ def test_intervals_without_noise_cover_what_interpolation_misses(size):
 class TestProducts:
     """solver="cg" against the factor, which is exact."""
 
-    @pytest.mark.parametrize("structure", ["product", "additive"])
-    @pytest.mark.parametrize("known", [None, "by row"])
+    @pytest.mark.parametrize(
+        "structure, known",
+        [
+            ("product", "by row"),
+            ("additive", None),
+            pytest.param("product", None, marks=pytest.mark.slow),
+            pytest.param("additive", "by row", marks=pytest.mark.slow),
+        ],
+    )
     def test_predictions_and_gradients(self, structure, known, monkeypatch):
         # So many random vectors leave an error of one or two nats.
         monkeypatch.setattr("skscalablegp.models.grid._products._PROBES", 400)
@@ -379,7 +387,10 @@ class TestProducts:
         assert np.isnan(products.log_marginal_likelihood_value_)
         assert np.isnan(products.log_marginal_likelihood_std_error_)
 
-    @pytest.mark.parametrize("known", [np.full(150, 0.02), np.linspace(0, 0.1, 150)])
+    @pytest.mark.parametrize(
+        "known",
+        [pytest.param(np.full(150, 0.02), marks=pytest.mark.slow), np.linspace(0, 0.1, 150)],
+    )
     def test_gradients_and_values_are_right_on_average(self, known, monkeypatch):
         import torch
 
@@ -432,8 +443,15 @@ class TestProducts:
             assert abs(model.log_marginal_likelihood_value_ - exact) < 3 * errors[-1]
         assert errors[0] > 5 * errors[1]
 
-    @pytest.mark.parametrize("low_rank", [False, True])
-    @pytest.mark.parametrize("first, rest", [(400, 1e-6), (16, 1e-3)])
+    @pytest.mark.parametrize(
+        "first, rest, low_rank",
+        [
+            (400, 1e-6, True),
+            (16, 1e-3, False),
+            pytest.param(400, 1e-6, False, marks=pytest.mark.slow),
+            pytest.param(16, 1e-3, True, marks=pytest.mark.slow),
+        ],
+    )
     def test_roots_of_long_axes_have_the_covariance(self, low_rank, first, rest, monkeypatch):
         """S S' against dense algebra, with all directions and with as many as the trace asks for.
 
@@ -499,6 +517,7 @@ class TestProducts:
         low = LOVEPredictor(FrozenEstimator(model)).fit(X, y)
         assert low.variance_error_ < 1e-8 and low.variance_rank_ < 60
 
+    @pytest.mark.slow
     def test_residuals_that_rounding_puts_out_of_reach_are_not_said(self):
         """At a relative residual of 1e-8 the solve has ended, whatever the absolute one is."""
         X, y, X_new = table(n=400)
@@ -522,6 +541,7 @@ class TestProducts:
             draws = sampler.sample_y(X_new, 20_000, random_state=0)
             np.testing.assert_allclose(np.cov(draws), cov, atol=2e-3)
 
+    @pytest.mark.slow
     def test_samples_without_memory_for_a_factor_of_the_prior(self, monkeypatch):
         X, y, X_new = table()
         model = fixed(grid_size=20, solver="cg").fit(X, y)
@@ -534,6 +554,7 @@ class TestProducts:
         draws = model.sample_y(X_new, 20_000, random_state=0)
         np.testing.assert_allclose(np.cov(draws), cov, atol=2e-3)
 
+    @pytest.mark.slow
     def test_no_factor_is_made(self, monkeypatch):
         X, y, X_new = table()
         monkeypatch.setattr("skscalablegp.models.grid._grid_kernel.GridKernel.factor", None)
@@ -543,12 +564,14 @@ class TestProducts:
             KISSGPRegressor(solver="ap").fit(X, y)
 
 
+@pytest.mark.slow
 def test_four_columns_have_eight_points_each():
     X, y, _ = table(4, 60)
     model = KISSGPRegressor(structure="product", optimizer=None).fit(X, y)
     assert model.grid_.shapes == [(8, 8, 8, 8)]
 
 
+@pytest.mark.slow
 def test_a_network_begins_with_the_columns_that_matter():
     """With equal first weights it explains .3 of the test variance after these steps."""
     rng = np.random.default_rng(0)

@@ -83,6 +83,7 @@ def test_a_start_whose_rank_needs_too_much_memory_is_left(monkeypatch):
     assert len(ranks) == 2 and "training began" not in str(model.fit_report_)
 
 
+@pytest.mark.slow
 def test_each_column_of_a_sum_has_a_length_scale_of_its_own():
     X, y = drawn(20, lambda X: np.sin(10 * X[:, 0]) + X[:, 1], noise=0.4, n=600)
     model = KISSGPRegressor(structure="additive", grid_size=40, max_iter=1, random_state=0)

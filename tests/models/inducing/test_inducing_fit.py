@@ -80,7 +80,7 @@ def small_starts(monkeypatch):
 
 
 @pytest.mark.parametrize("model", MODELS, ids=NAMES)
-@pytest.mark.parametrize("stage", ["start", "full"])
+@pytest.mark.parametrize("stage", [pytest.param("start", marks=pytest.mark.slow), "full"])
 def test_failures_and_interrupts_at_every_stage(model, stage):
     X, y = table()
     model = clone(model).set_params(random_state=0)
@@ -150,6 +150,7 @@ def test_the_first_score_interrupted_leaves_the_start(model, monkeypatch):
     assert model.score(X, target(model, y)) > least(model)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not HAS_CALLBACKS, reason="scikit-learn < 1.9")
 @pytest.mark.parametrize("model", MODELS, ids=NAMES)
 def test_scikit_learn_callbacks_predict_at_both_stages(model, monkeypatch):
@@ -186,6 +187,7 @@ def test_scikit_learn_callbacks_predict_at_both_stages(model, monkeypatch):
             assert_allclose(a, b, rtol=0, atol=0.05)
 
 
+@pytest.mark.slow
 def test_calibration_is_optional(monkeypatch):
     X, y = table()
     settings = dict(n_inducing=15, random_state=0)

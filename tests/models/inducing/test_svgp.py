@@ -144,7 +144,14 @@ def test_small_batches_are_unbiased_for_the_bound():
     assert float((unscaled - whole).abs().max()) > 0.5 * float(whole.abs().max())
 
 
-@pytest.mark.parametrize("inducing", ["kmeans++", "conditional_variance", "random"])
+@pytest.mark.parametrize(
+    "inducing",
+    [
+        pytest.param("kmeans++", marks=pytest.mark.slow),
+        "conditional_variance",
+        pytest.param("random", marks=pytest.mark.slow),
+    ],
+)
 def test_points_are_found_and_help(inducing):
     X, y = table(600)
     settings = dict(inducing=inducing, random_state=0, max_iter=60)
@@ -197,6 +204,7 @@ def test_partial_fit_of_a_classifier_learns_and_knows_its_classes():
         model.partial_fit(X[:2], ["left", "up"])
 
 
+@pytest.mark.slow
 def test_wild_targets_do_not_bend_a_student_t_model():
     X, y = table(300)
     wild = y.copy()
@@ -228,6 +236,7 @@ def test_noise_by_row_and_what_it_must_not_be():
         SVGPRegressor(likelihood="poisson").fit(X, y)
 
 
+@pytest.mark.slow
 def test_a_network_learns_what_a_stationary_kernel_cannot():
     rng = np.random.default_rng(0)
     X = rng.uniform(-1, 1, (800, 2))
@@ -396,6 +405,7 @@ def test_training_starts_at_a_noise_that_its_steps_can_leave(monkeypatch, best, 
     assert_allclose(chosen[-1], math.log(start * unit))
 
 
+@pytest.mark.slow
 def test_a_classifier_starts_with_the_columns_that_matter():
     """At one length scale for all of thirty columns, rows are as good as unrelated."""
     rng = np.random.default_rng(0)

@@ -109,7 +109,7 @@ def assert_agrees(theirs, ours, X_new, tol):
             close(a, b)
 
 
-@pytest.mark.parametrize("t", [None, 1, 3])
+@pytest.mark.parametrize("t", [None, pytest.param(1, marks=pytest.mark.slow), 3])
 @pytest.mark.parametrize("normalize_y", [False, True])
 @pytest.mark.parametrize("alpha", ALPHAS)
 @pytest.mark.parametrize("kernel", KERNELS)
@@ -614,6 +614,7 @@ def test_a_solver_object_is_accepted():
     assert ours.get_params()["solver__preconditioner__rank"] == 10
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
 def test_grid_search_over_nested_parameters():
     CG, PivotedCholesky = solver_objects()

@@ -26,6 +26,7 @@ def kernel():
     return ConstantKernel(1.0) * RBF([1.0, 1.0]) + WhiteKernel(0.1)
 
 
+@pytest.mark.slow
 def test_training_ends_at_the_exact_optimum():
     X, y = table()
     ours = RRCGRegressor(
@@ -96,7 +97,7 @@ def test_small_tables_are_trained_exactly_unless_a_setting_asks_for_truncation()
         assert model.fit_report_.epochs > 0
 
 
-@pytest.mark.parametrize("n_jobs", [1, 2])
+@pytest.mark.parametrize("n_jobs", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_grid_search_over_truncations_in_a_pipeline(n_jobs):
     X, y = table(60)
     pipeline = make_pipeline(StandardScaler(), RRCGRegressor(max_iter=2, random_state=0))

@@ -41,8 +41,15 @@ def fit(X, y, **settings):
     return model, [w for w in caught if issubclass(w.category, ConvergenceWarning)]
 
 
-@pytest.mark.parametrize("warm", [False, True])
-@pytest.mark.parametrize("gradient", ["standard", "pathwise"])
+@pytest.mark.parametrize(
+    "gradient, warm",
+    [
+        ("standard", False),
+        ("pathwise", True),
+        pytest.param("standard", True, marks=pytest.mark.slow),
+        pytest.param("pathwise", False, marks=pytest.mark.slow),
+    ],
+)
 @pytest.mark.parametrize("solver", NAMES)
 def test_solvers_train_alike(solver, gradient, warm, given_start):
     X, y = problem()
@@ -85,6 +92,7 @@ def test_a_budget_is_one_warning_and_a_trace(solver):
     assert np.isfinite(mean).all() and (std > 0).all()
 
 
+@pytest.mark.slow
 def test_a_search_varies_solvers_and_their_settings():
     X, y = problem()
     model = IterativeGPRegressor(max_iter=2, n_probes=2, random_state=0)

@@ -51,7 +51,7 @@ def test_the_default_is_the_exact_process(noise):
     assert_allclose(model.predict(X[150:], return_cov=True)[1].diagonal(), found[1] ** 2, rtol=1e-6)
 
 
-@pytest.mark.parametrize("n", [200, 201])
+@pytest.mark.parametrize("n", [200, pytest.param(201, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("Model", [QSGPRegressor, QSRVMRegressor])
 def test_intervals_hold_what_they_say(Model, n):
     X, X_test, y, y_test = friedman(n)
@@ -60,6 +60,7 @@ def test_intervals_hold_what_they_say(Model, n):
     assert 0.9 < coverage < 0.99
 
 
+@pytest.mark.slow
 def test_a_class_model_does_not_jump_in_size():
     X, _, y, _ = friedman(201)
     sizes = [

@@ -245,6 +245,7 @@ def test_moments_that_are_cut_short_are_those_of_the_first_rows(monkeypatch):
     assert_allclose(cut.root.T @ cut.target, whole.root.T @ whole.target)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not HAS_CALLBACKS, reason="scikit-learn < 1.9")
 def test_rounds_show_a_working_model(rounds):
     model, X, y = rounds

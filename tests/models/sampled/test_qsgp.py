@@ -146,7 +146,10 @@ def test_going_on_keeps_the_scale_of_variances(monkeypatch):
         dict(n_components=60),
         dict(n_components=60, likelihood="laplace"),
         dict(basis="rows"),
-        dict(n_components=256, inference="stochastic", max_iter=20, dtype="float64"),
+        pytest.param(
+            dict(n_components=256, inference="stochastic", max_iter=20, dtype="float64"),
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_units_of_the_target_do_not_matter(settings, monkeypatch):
@@ -345,6 +348,7 @@ def test_divergence_is_named_and_the_best_state_kept():
     assert np.isfinite(model.predict(X)).all() and model.score(X, y) > 0.5
 
 
+@pytest.mark.slow
 def test_chevrons_of_dense_columns_alone_predict_with_the_whole_covariance():
     X, y = table()
     settings = dict(n_components=40, control_variate_rank=60, **FIXED)

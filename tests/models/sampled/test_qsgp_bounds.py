@@ -214,6 +214,7 @@ def test_the_bound_is_below_the_elbo_and_meets_it(name, kind):
     assert abs(gaps[2]) < (1e-6 if name == "logistic" else 0.05) * abs(exact)
 
 
+@pytest.mark.slow
 def test_gradients_that_cross_hardly_shrink_the_weights():
     """The paper's bound pulls f to zero by the draws' variance; the other draw says far less."""
     p, noise = Problem(), SITES["logistic"]

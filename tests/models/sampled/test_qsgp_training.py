@@ -192,6 +192,7 @@ def stepper(
     )
 
 
+@pytest.mark.slow
 def test_steps_at_full_batches_meet_bayesian_linear_regression():
     source, functions = rows(), basis()
     run = stepper(source, functions, functions.n_blocks, steps=10**9)
@@ -403,7 +404,12 @@ PRIOR = NoiseAtRows(Gaussian(), 1e5, 1e-5)
 
 @pytest.mark.parametrize(
     "noise, control",
-    [(GAUSSIAN, "regression"), (GAUSSIAN, "squares"), (GAUSSIAN, None), (PRIOR, "regression")],
+    [
+        (GAUSSIAN, "regression"),
+        pytest.param(GAUSSIAN, "squares", marks=pytest.mark.slow),
+        pytest.param(GAUSSIAN, None, marks=pytest.mark.slow),
+        (PRIOR, "regression"),
+    ],
 )
 def test_gradients_of_sampled_steps_are_unbiased_for_the_dense_elbo(noise, control):
     run, source, functions = recording(noise, blocks=2, size=8, control_variate=control)
