@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from .._length_scales import OF_DISTANCES
@@ -236,6 +237,7 @@ class _Search:
         self._order, self._problem = order.to(problem.X.device), problem
         self._ranked: list[Start] = []
         self._signals: list[Signal] = []
+        self._kept: tuple[np.ndarray, Tensor] | None = None
 
     @property
     def best_before_steps(self) -> Start:
@@ -332,21 +334,14 @@ class _Search:
         part, lengths, best = self._rows(_COMPARED), self._layout.lengths, self.best
         if lengths is None or lengths.stop - lengths.start != len(self._layout.columns):
             return
-        X, Y, spread = part.X, part.Y, self._spread
-        known = 0.0 if part.extra_noise is None else part.extra_noise
+        spread = self._spread
 
         def summand(theta: np.ndarray, column: int) -> Tensor:
-            return node.of_column(torch.as_tensor(theta), X, X, column)
+            return node.summands[column].smooth(torch.as_tensor(theta), part.X, part.X)
 
         def value(theta: np.ndarray, K: Tensor) -> float:
             self._run.budget.check()
-            H = K.clone()
-            H.diagonal().add_(part.kernel.noise(torch.as_tensor(theta), X) + known)
-            L, failed = torch.linalg.cholesky_ex(H)
-            if failed:
-                return -math.inf
-            density = log_density(L, Y, torch.cholesky_solve(Y, L))
-            return (density + part.log_prior(theta)[0]) / len(X)
+            return _value_with(part, theta, K)
 
         theta, swept = best.theta.copy(), list(node.single)
         summands = {column: summand(theta, column) for column in swept}
@@ -453,11 +448,20 @@ class _Search:
 
     def _value(self, part: GPProblem, theta: np.ndarray) -> float:
         """Log likelihood plus log prior, in nats a row; minus infinity without a factor."""
+        if isinstance(part.kernel.node, SumOverColumns):
+            return _value_with(part, theta, self._smooth(part, theta))
         try:
             found = exact_marginal_likelihood(part, torch.as_tensor(theta), eval_gradient=False)
         except torch.linalg.LinAlgError:
             return -math.inf
         return (found.value + part.log_prior(theta)[0]) / len(part.X)
+
+    def _smooth(self, part: GPProblem, theta: np.ndarray) -> Tensor:
+        """The covariance without noise, kept while only the noise variances change."""
+        shape = np.delete(theta, self._layout.noise)
+        if self._kept is None or not np.array_equal(self._kept[0], shape):
+            self._kept = shape, part.kernel.cross(torch.as_tensor(theta), part.X, part.X)
+        return self._kept[1]
 
     def _trained(
         self, part: GPProblem, starts: list[Start], before: list[Start] = ()
@@ -498,3 +502,15 @@ class _Search:
             return False
         unexplained = left_out(part, torch.as_tensor(start.theta)).unexplained
         return 1 - unexplained < _FOUND * best.explained
+
+
+def _value_with(part: GPProblem, theta: np.ndarray, K: Float[Tensor, "n n"]) -> float:
+    """Log likelihood plus log prior in nats a row, from the covariance without noise."""
+    X, Y, H = part.X, part.Y, K.clone()
+    known = 0.0 if part.extra_noise is None else part.extra_noise
+    H.diagonal().add_(part.kernel.noise(torch.as_tensor(theta), X) + known)
+    L, failed = torch.linalg.cholesky_ex(H)
+    if failed:
+        return -math.inf
+    density = log_density(L, Y, torch.cholesky_solve(Y, L))
+    return (density + part.log_prior(theta)[0]) / len(X)

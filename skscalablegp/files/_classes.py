@@ -39,7 +39,8 @@ _STATE = {
     "kernels._exp_sine_squared": ["Periodic"],
     "kernels._frequencies": ["ScaledFrequencies", "SpreadFrequencies"],
     "kernels._matern": ["Matern12", "Matern32", "Matern52"],
-    "kernels._nodes": ["OnColumns", "PowerNode", "ProductNode", "SumNode", "SumOverColumns"],
+    "kernels._nodes": ["OnColumns", "PowerNode", "ProductNode", "SumNode", "SumOverColumns"]
+    + ["ZeroElsewhere"],
     "kernels._numpy": ["NumpyKernel"],
     "kernels._priors": ["ThetaPrior"],
     "kernels._rational_quadratic": ["GammaMixtureFrequencies", "RationalQuadratic"],

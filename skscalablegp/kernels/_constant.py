@@ -19,6 +19,9 @@ class Constant(Node):
     def __init__(self, constant: Slot):
         self.constant = constant
 
+    def alone(self, column: int) -> Node:
+        return self
+
     def smooth(self, theta: Tensor, X: Tensor, Z: Tensor) -> Tensor:
         return self.constant.value_like(theta, X)[None]
 

@@ -81,6 +81,14 @@ class Node(ABC):
         """The same kernel, applied to these columns of rows that have more."""
         return OnColumns(self, columns)
 
+    def alone(self, column: int) -> Node:
+        """The same kernel of rows whose entries in all other columns count as zero."""
+        if not self.parts:
+            return ZeroElsewhere(self, column)
+        other = copy(self)
+        other.parts = tuple(part.alone(column) for part in self.parts)
+        return other
+
     def plain(self) -> Node:
         """The same kernel in torch operations that can be traced, exported and differentiated in X.
 
@@ -205,6 +213,9 @@ class OnColumns(Node):
     def on(self, columns: tuple[int, ...]) -> Node:
         return self.part.on(tuple(columns[j] for j in self.columns))
 
+    def alone(self, column: int) -> Node:
+        return ZeroElsewhere(self, column)
+
     def plain(self) -> Node:
         return OnColumns(self.part.plain(), self.columns)
 
@@ -245,6 +256,31 @@ class OnColumns(Node):
         return self.part.exact_features(theta, self._of(X))
 
 
+class ZeroElsewhere(Node):
+    """A kernel of rows whose entries in all columns but one are replaced by zero."""
+
+    def __init__(self, part: Node, column: int):
+        self.part, self.column, self.label = part, column, part.label
+
+    @property
+    def stationary(self) -> bool:
+        return self.part.stationary
+
+    def _of(self, X: Tensor) -> Tensor:
+        kept = torch.zeros_like(X)
+        kept[..., self.column] = X[..., self.column]
+        return kept
+
+    def smooth(self, theta: Tensor, X: Tensor, Z: Tensor) -> Tensor | None:
+        return self.part.smooth(theta, self._of(X), self._of(Z))
+
+    def diag(self, theta: Tensor, X: Tensor) -> Tensor | None:
+        return self.part.diag(theta, self._of(X))
+
+    def noise(self, theta: Tensor, X: Tensor) -> Tensor | None:
+        return self.part.noise(theta, self._of(X))
+
+
 class SumNode(Node):
     """S1 + S2 and D1 + D2."""
 
@@ -281,20 +317,18 @@ class SumOverColumns(Node):
 
     def __init__(self, part: Node, single: list[int]):
         self.part, self.parts, self.single = part, (part,), single
+        self.summands = {column: part.alone(column) for column in single}
 
     def plain(self) -> Node:
         return SumOverColumns(self.part.plain(), self.single)
 
-    def of_column(self, theta: Tensor, X: Tensor, Z: Tensor, column: int) -> Tensor | None:
-        """The summand of one column."""
-        alone = torch.zeros_like(X[:1])
-        alone[:, column] = 1
-        return self.part.smooth(theta, X * alone, Z * alone)
+    def alone(self, column: int) -> Node:
+        return ZeroElsewhere(self, column)
 
     def smooth(self, theta: Tensor, X: Tensor, Z: Tensor) -> Tensor | None:
         total = None
-        for column in self.single:
-            total = _add(total, self.of_column(theta, X, Z, column))
+        for summand in self.summands.values():
+            total = _add(total, summand.smooth(theta, X, Z))
         return total
 
     def diag(self, theta: Tensor, X: Tensor) -> Tensor | None:

@@ -132,6 +132,14 @@ class Stationary(Node):
             columns = tuple(columns[j] for j in self.columns)
         return Stationary(self.profile, self.length_scale, self.shape, self.label, columns)
 
+    def alone(self, column: int) -> Node:
+        if self.columns is not None:
+            return super().alone(column)
+        scale = self.length_scale
+        if scale.size > 1:
+            scale = scale.part(column, column + 1)
+        return Stationary(self.profile, scale, self.shape, self.label, (column,))
+
     def anchored(self, n_columns: int) -> frozenset[int]:
         return self.coded(n_columns)
 

@@ -19,6 +19,9 @@ class White(Node):
     def __init__(self, noise_level: Slot):
         self.noise_level = noise_level
 
+    def alone(self, column: int) -> Node:
+        return self
+
     def smooth(self, theta: Tensor, X: Tensor, Z: Tensor) -> None:
         return None
 

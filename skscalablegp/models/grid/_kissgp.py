@@ -108,7 +108,8 @@ class KISSGPRegressor(GPRegressorBase):
         + WhiteKernel()`` with one length scale per column, in the units of the table.
     grid_size : "auto", int or array-like of shape (d,), default="auto"
         Number of grid points along each column. Two cells of padding at both ends are included.
-        "auto" is at most 400, 100, 36 or 8 for 1 to 4 columns, and 100 for sums over columns.
+        "auto" is at most 400, 100, 36 or 8 for 1 to 4 columns. For sums over columns it is 100, or
+        above 40 columns 4,000 in all, but at least 20.
     structure : {"auto", "product", "additive"}, default="auto"
         How the columns share grids. "product" is one grid over all columns, and "additive" a sum of
         functions of one column each. "auto" is "product" for up to four columns that vary. For up

@@ -9,6 +9,9 @@ from functools import reduce
 
 import numpy as np
 import scipy.sparse
+import torch
+from jaxtyping import Float
+from torch import Tensor
 
 from ...linalg.parallel import map_in_order
 from ._grid import Grid, outer, powers
@@ -19,6 +22,9 @@ from ._polynomials import cell_places, gram_stencil, spread, stencil_matrix
 _MISFIT = 1.5
 # Bytes of one block of powers or weights while rows are read. Each worker has some at a time.
 _BLOCK_BYTES = 2**24
+# From this number of columns on, most entries of an additive grid's Gram matrix are not zero:
+# up to this number of points it is stored densely.
+_DENSE_COLUMNS, _DENSE_POINTS = 40, 8000
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,14 +36,15 @@ class GridMoments:
 
     Attributes
     ----------
-    gram : csr_array of shape (m, m)
+    gram : csr_array or ndarray of shape (m, m)
+        Dense on additive grids of many columns, of which every two share entries.
     rhs : ndarray of shape (m, t)
     total : ndarray of shape (t,)
     n : int
         Number of rows.
     """
 
-    gram: scipy.sparse.csr_array | None
+    gram: scipy.sparse.csr_array | np.ndarray | None
     rhs: np.ndarray
     total: np.ndarray
     n: int
@@ -53,11 +60,12 @@ class GridMoments:
 
     def moved(self, numbers: np.ndarray, n_points: int) -> GridMoments:
         """The moments on a grid in which point i has the number ``numbers[i]``."""
-        gram = self.gram.tocoo()
+        gram = scipy.sparse.coo_array(self.gram)
         pairs = numbers[gram.row], numbers[gram.col]
         rhs = np.zeros((n_points, self.rhs.shape[1]))
         rhs[numbers] = self.rhs
-        gram = scipy.sparse.csr_array((gram.data, pairs), shape=(n_points, n_points))
+        moved = scipy.sparse.csr_array((gram.data, pairs), shape=(n_points, n_points))
+        gram = moved.toarray() if isinstance(self.gram, np.ndarray) else moved
         return GridMoments(gram, rhs, self.total, self.n)
 
 
@@ -104,7 +112,9 @@ def grid_moments(
     and some blocks.
     """
     total = (Y**2 if weights is None else weights[:, None] * Y**2).sum(0)
-    if len(grid.components) > 1:
+    if len(grid.components) >= _DENSE_COLUMNS and grid.n_points <= _DENSE_POINTS:
+        gram, rhs = _dense_sums(grid, X, Y, weights)
+    elif len(grid.components) > 1:
         gram, rhs = _sparse_sums(grid, X, Y, weights)
     else:
         gram, rhs = _polynomial_sums(grid.components[0], X, Y, weights)
@@ -116,8 +126,7 @@ def _sparse_sums(grid, X, Y, weights):
     gram, rhs = scipy.sparse.csr_array((m, m)), np.zeros((m, Y.shape[1]))
 
     def sums(part):
-        W = grid.interpolate(X[part])
-        left = W.T.tocsr() if weights is None else (W * weights[part][:, None]).T.tocsr()
+        W, left = _weights(grid, X[part], weights, part)
         return left @ W, left @ Y[part]
 
     step = max(1, _BLOCK_BYTES // (128 * len(grid.components)))
@@ -125,6 +134,30 @@ def _sparse_sums(grid, X, Y, weights):
         gram = gram + more_gram
         rhs += more_rhs
     return gram, rhs
+
+
+def _dense_sums(grid, X, Y, weights):
+    # One product of dense matrices after the other: their sum is too large for several at a time.
+    m = grid.n_points
+    gram, rhs = torch.zeros(m, m, dtype=torch.float64), np.zeros((m, Y.shape[1]))
+    for part in _blocks(len(X), max(1, 4 * _BLOCK_BYTES // (8 * m))):
+        W, left = _weights(grid, X[part], weights, part)
+        gram.addmm_(torch.from_numpy(left.toarray()), torch.from_numpy(W.toarray()))
+        rhs += left @ Y[part]
+    return gram.numpy(), rhs
+
+
+def _weights(grid, X, weights, part):
+    """W and W' C of some rows."""
+    W = grid.interpolate(X)
+    return W, (W if weights is None else W * weights[part][:, None]).T.tocsr()
+
+
+def times(gram: scipy.sparse.csr_array | np.ndarray, V: Float[Tensor, "m s"]) -> Tensor:
+    """The product of a Gram matrix with vectors."""
+    if isinstance(gram, np.ndarray):
+        return torch.from_numpy(gram) @ V
+    return torch.from_numpy(gram @ V.numpy())
 
 
 def _polynomial_sums(axes, X, Y, weights):

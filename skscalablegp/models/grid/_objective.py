@@ -18,7 +18,7 @@ from ...linalg.operators import slope
 from ...linalg.solvers import cholesky_with_jitter
 from ._grid import Grid
 from ._grid_kernel import SMALLEST_NOISE, GridFactor, GridKernel
-from ._moments import GridMoments, grid_moments, misfit
+from ._moments import GridMoments, grid_moments, misfit, times
 from ._polynomials import offset_sums
 
 # Allowed error from leaving out the smallest eigenvalues of the grid's covariance: in nats, by a
@@ -376,7 +376,7 @@ def grid_marginal_likelihood(
         tol = min(_CUT_NATS / norm, _CUT_VARIANCE * prior * kernel.n_points)
         factor = kernel.factor(theta, tol)
         F = factor.F
-        P = torch.from_numpy(G @ F.numpy())
+        P = times(G, F)
         A = F.T @ P
         A = (A + A.T) / 2
         L, _ = cholesky_with_jitter(A + torch.eye(len(A), dtype=A.dtype))
@@ -457,7 +457,7 @@ def _gradient(kernel, theta, moments, F, P, L, alpha, jitter) -> Float[Tensor, "
             ratio = moments.inverse / second.n
             inner = (L @ L.T - torch.eye(len(L), dtype=L.dtype)) * ratio
         else:
-            inner = F.T @ torch.from_numpy(second.gram @ F.numpy())
+            inner = F.T @ times(second.gram, F)
         b2 = F.T @ torch.from_numpy(second.rhs)
         squares = second.total.sum() - 2 * (alpha * b2).sum() + (alpha * (inner @ alpha)).sum()
         trace = moments.inverse - torch.cholesky_solve(inner, L).trace()

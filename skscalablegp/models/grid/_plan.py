@@ -31,6 +31,8 @@ _MOST_POINTS = {1: 400, 2: 100, 3: 36, 4: 8}
 _MOST_AXES = 4
 _LEAST_POINTS = 8
 _ADDITIVE_POINTS = 100
+# On additive grids, the points of all axes together. An axis has no fewer than the second number.
+_ALL_POINTS, _FEW_POINTS = 4000, 20
 # Largest signal variance, in units of the target's.
 _LARGEST_SIGNAL = 1e3
 
@@ -155,8 +157,10 @@ def plan_grid(params: Any, n: int, d: int, varying: Sequence[int] | None = None)
 
 def _points(n: int, n_axes: int, product: bool) -> int:
     """The number of points along each axis for n rows."""
-    if n_axes == 1 or not product:
-        size = min(_MOST_POINTS[1] if n_axes == 1 else _ADDITIVE_POINTS, n + 5)
+    if n_axes == 1:
+        size = min(_MOST_POINTS[1], n + 5)
+    elif not product:
+        size = min(_ADDITIVE_POINTS, max(_FEW_POINTS, _ALL_POINTS // n_axes), n + 5)
     else:
         most = _MOST_POINTS[min(n_axes, _MOST_AXES)]
         size = min(most, math.ceil(1.5 * n ** (1 / n_axes)) + 5)

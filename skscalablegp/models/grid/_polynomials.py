@@ -111,9 +111,9 @@ def stencil_matrix(stencil: np.ndarray) -> scipy.sparse.csr_array:
     return scipy.sparse.csr_array((flat[row, offset], row + shifts[offset], pointers), shape=(m, m))
 
 
-def offset_sums(matrix: scipy.sparse.csr_array, shape: tuple[int, ...]) -> np.ndarray:
+def offset_sums(matrix: scipy.sparse.csr_array | np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
     """Entries of a banded matrix over a product grid, summed by offset: (7, ..., 7)."""
-    entries = matrix.tocoo()
+    entries = scipy.sparse.coo_array(matrix)
     rows, cols = np.unravel_index(entries.row, shape), np.unravel_index(entries.col, shape)
     flat = np.zeros(len(entries.data), dtype=np.int64)
     for r, c in zip(rows, cols, strict=True):

@@ -25,7 +25,7 @@ from ...linalg.solvers import (
 )
 from ._grid import Grid
 from ._grid_kernel import GridKernel, apply_columns
-from ._moments import misfit
+from ._moments import misfit, times
 from ._objective import GridProblem, raised_noise
 
 # Relative residual of a solve in the norm of the prior, the smallest one that is ever asked for,
@@ -78,7 +78,7 @@ class GridOperator(SelfAdjointOperator):
 
     def gram(self, V: Float[Tensor, "m s"]) -> Float[Tensor, "m s"]:
         """G V."""
-        return torch.from_numpy(self._gram @ V.numpy())
+        return times(self._gram, V)
 
     def norms(self, V: Float[Tensor, "m s"]) -> Float[Tensor, " s"]:
         return (V * self.dual(V)).sum(0).clamp_min(0).sqrt()
@@ -245,7 +245,7 @@ class ProductGradient(GradientEstimator):
         mean = operator.dual(u)
         # dL/dnoise = (v'v - t tr H^-1) / 2 with v = H^-1 y = D^-1 (y - W mean).
         gram = first.gram * (moments.inverse / first.n) if second.gram is None else second.gram
-        image = torch.from_numpy(gram @ mean.numpy() - 2 * second.rhs)
+        image = times(gram, mean) - 2 * torch.from_numpy(second.rhs)
         squares = second.total.sum() + (mean * image).sum()
         trace = moments.inverse - (beside * operator.dual(q)).sum() / s
         with torch.enable_grad():

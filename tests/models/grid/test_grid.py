@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import torch
 
 from skscalablegp.models.grid import (
     cell_polynomials,
@@ -11,6 +12,7 @@ from skscalablegp.models.grid import (
     value_polynomials,
     varying_columns,
 )
+from skscalablegp.models.grid._moments import times
 
 
 def rows(d, n=150, seed=0):
@@ -61,6 +63,27 @@ def test_moments(d, weighted, structure, monkeypatch):
     there = grid_moments(larger, X, Y, c)
     np.testing.assert_allclose(moved.gram.toarray(), there.gram.toarray(), atol=1e-10)
     np.testing.assert_allclose(moved.rhs, there.rhs, atol=1e-10)
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_moments_of_many_columns_are_dense(weighted, monkeypatch):
+    monkeypatch.setattr("skscalablegp.models.grid._moments._BLOCK_BYTES", 2**15)
+    X, Y = rows(40), np.random.default_rng(9).standard_normal((150, 2))
+    c = np.linspace(0.1, 2, 150) if weighted else None
+    g = make_grid(X, [8] * 40, "additive")
+    moments, W = grid_moments(g, X, Y, c), g.interpolate(X).toarray()
+    CW = W if c is None else c[:, None] * W
+    assert isinstance(moments.gram, np.ndarray)
+    np.testing.assert_allclose(moments.gram, W.T @ CW, atol=1e-12)
+    np.testing.assert_allclose(moments.rhs, CW.T @ Y, atol=1e-12)
+    V = np.random.default_rng(8).standard_normal((g.n_points, 3))
+    np.testing.assert_allclose(times(moments.gram, torch.from_numpy(V)), W.T @ (CW @ V), atol=1e-9)
+    larger = g.extended(2 * X)
+    moved = moments.moved(g.numbers_in(larger), larger.n_points)
+    there = grid_moments(larger, X, Y, c)
+    assert isinstance(moved.gram, np.ndarray)
+    np.testing.assert_allclose(moved.gram, there.gram, atol=1e-10)
+    np.testing.assert_allclose((moved + there).gram, 2 * there.gram, atol=1e-10)
 
 
 @pytest.mark.parametrize("structure", ["product", "additive"])

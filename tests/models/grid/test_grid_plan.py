@@ -17,6 +17,10 @@ from skscalablegp.models.grid._plan import plan_grid, plan_method
         (10_000, 4, None, {}, "product", [8] * 4),
         (10_000, 5, None, {}, "additive", [100] * 5),
         (10, 5, None, {}, "additive", [15] * 5),
+        # Many columns share the points.
+        (10_000, 40, None, {}, "additive", [100] * 40),
+        (10_000, 100, None, {}, "additive", [40] * 100),
+        (10_000, 400, None, {}, "additive", [20] * 400),
         (2, 2, None, {}, "product", [8, 8]),
         # Constant columns have no axis.
         (10_000, 5, [1, 4], {}, "product", [100, 100]),

@@ -5,13 +5,20 @@ import pytest
 import torch
 from numpy.testing import assert_allclose
 from sklearn.exceptions import ConvergenceWarning
-from sklearn.gaussian_process.kernels import RBF, ConstantKernel, WhiteKernel
+from sklearn.gaussian_process.kernels import (
+    RBF,
+    ConstantKernel,
+    DotProduct,
+    Matern,
+    RationalQuadratic,
+    WhiteKernel,
+)
 
 from skscalablegp import KISSGPRegressor
 from skscalablegp.core import Run
 from skscalablegp.core._starts import choose_start
 from skscalablegp.core.training import Monitor
-from skscalablegp.kernels import SumOverColumns, compile_kernel
+from skscalablegp.kernels import Columns, SumOverColumns, compile_kernel
 from skscalablegp.linalg.gradients import GPProblem, exact_marginal_likelihood
 
 
@@ -55,6 +62,28 @@ def test_the_sum_over_columns_is_the_kernel_of_an_additive_grid():
     value = -0.5 * (y @ np.linalg.solve(H, y) + log_det + 40 * np.log(2 * np.pi))
     assert sign == 1
     assert_allclose(model.log_marginal_likelihood_value_, value, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "kernel",
+    [
+        ConstantKernel(1.3) * RBF([0.8, 1.5, 2.0]) + WhiteKernel(0.02),
+        (Matern(0.7, nu=0.5) + ConstantKernel(0.2)) ** 2,
+        RationalQuadratic(0.7, 2.0) + DotProduct(0.3) * RBF(0.5),
+        Columns(RBF([0.8, 1.5]), [2, 0]) + RBF([0.8, 1.5, 2.0]),
+    ],
+)
+def test_summands_of_columns_are_kernels_of_rows_with_zeros(kernel):
+    compiled = compile_kernel(kernel, 3)
+    X, Z = (torch.from_numpy(drawn(3, lambda X: X[:, 0], n=n, seed=n)[0]) for n in (7, 5))
+    theta, total = compiled.theta0, 0.0
+    node = SumOverColumns(compiled.node, [0, 2])
+    for column in (0, 2):
+        alone = torch.eye(3, dtype=torch.float64)[column]
+        expected = compiled.node.smooth(theta, X * alone, Z * alone)
+        assert_allclose(node.summands[column].smooth(theta, X, Z), expected, rtol=1e-14)
+        total = total + expected
+    assert_allclose(node.smooth(theta, X, Z), total, rtol=1e-14)
 
 
 def test_nothing_moves_without_training():
