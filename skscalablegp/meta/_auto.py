@@ -337,8 +337,8 @@ class AutoGPRegressor(AutoBase, NoisyRegressorBase):
         found, size = None, 0
         with run.stage("noise"), share.may_end() as end:
 
-            def learn(size: int) -> tuple[Any, bool]:
-                return self._best_weighting(rows, np.sort(scored[:size]), seed, share), False
+            def learn(size: int) -> tuple[Any, bool, float]:
+                return self._best_weighting(rows, np.sort(scored[:size]), seed, share), False, 0.0
 
             found, size, _, _ = grown(learn, len(scored), share, _FIRST_ERRORS)
         if found is not None:

@@ -38,6 +38,8 @@ FOLDS, _MOST_HELD_OUT = 5, 10_000
 _COPIES = 4
 # Shares of a member's time for its fit, and at least for its predictions.
 _FOR_FIT, _FOR_ANSWERS = 0.7, 0.3
+# Held-out rows on which the cost of predictions is measured.
+_PROBE = 100
 # A member begins only if this share of the whole time is left for members.
 _LEAST_SHARE = 0.02
 # How a fit ends that time, a callback or an interrupt has cut.
@@ -275,8 +277,9 @@ class AutoBase:
             if candidate.shared and kernel is None:
                 self._notes[candidate.name] = 0.0, "not begun: there is no kernel to share"
                 continue
-            # Each member may take twice an equal share, since the first ones need less.
-            share = phase.share(min(1.0, 2 / (len(tried) - k + 1)))
+            # Each member may take twice its part, since the first ones need less.
+            parts = [each.part for each in tried[k:]]
+            share = phase.share(min(1.0, 2 * parts[0] / (sum(parts) + parts[0])))
             begun = run.budget.seconds
             try:
                 fresh = opened(_seeded(candidate.make(kernel), seeds[k]), self, run, names)
@@ -317,7 +320,7 @@ class AutoBase:
         some, n = rows.folds[0][0], len(rows.folds[0][0])
         if candidate.rows is not None and n > candidate.rows:
             some = np.sort(run.random_state.choice(some, candidate.rows, replace=False))
-        fit = self._fitted(candidate, fresh, rows, some, share.share(_FOR_FIT), run)
+        fit = self._fitted(candidate, fresh, rows, some, share, run, judged=True)
         notes = [fit.note] if fit.note else []
         # A fit may have taken more than its share, but not without a judgement.
         left = run.budget.share(1.0) if share.limit is None else _at_least(share, _FOR_ANSWERS, run)
@@ -388,22 +391,31 @@ class AutoBase:
         some: np.ndarray,
         share: Budget,
         run: FitRun,
+        judged: bool = False,
     ) -> Fit:
         """A member fitted to some rows, behind its own codes of categories.
 
-        If it cannot be stopped, or only late, measured costs decide how many of the rows.
+        If it cannot be stopped, or only late, measured costs decide how many of the rows. They
+        include those of the predictions that judge it, if it is then `judged` by held-out rows.
         """
         limited, n = share.limit is not None, len(some)
         steps = isinstance(fresh, GPModel) and not candidate.shared
         order = np.argsort(rows.first[some], kind="stable")
+        if steps and judged and limited:
+            share = share.share(_FOR_FIT)
+        probe = rows.X[rows.held[rows.order[:_PROBE]]]
 
-        def fit(size: int) -> tuple[Any, bool]:
-            part = some if size == n else some[np.sort(order[:size])]
-            return self._fitted_to(fresh, rows, part, share, run)
+        def fit(size: int) -> tuple[Any, bool, float]:
+            part, later = some if size == n else some[np.sort(order[:size])], 0.0
+            inner, cut = self._fitted_to(fresh, rows, part, share, run)
+            if judged and limited and not steps:
+                a_row = share.timed(lambda: self._answer(inner, probe)) / len(probe)
+                later = a_row * min(ENOUGH, len(rows.held))
+            return inner, cut, later
 
         most = n
         if steps and limited and candidate.rate is not None:
-            most = min(n, max(FOLDS * ENOUGH, int(candidate.rate * share.limit)))
+            most = min(n, max(candidate.fewest, int(candidate.rate * share.limit)))
         first = most if steps else SMALL_TABLE
         begun = share.seconds
         inner, size, cut, seconds = grown(fit, most, share, first)

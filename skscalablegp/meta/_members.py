@@ -31,6 +31,12 @@ _LOGISTIC_STEPS, _RANDOM_TREES = 1000, 200
 # Rows a second of fits in steps, a quarter of what one core does beside the steps (measured on
 # 1,000,000 rows of 10 columns: benchmarks/budgets.py --rows 1000000 --columns 10 --clock cpu).
 _NEIGHBORS_A_SECOND, _POINTS_A_SECOND = 30_000, 10_000
+# Rows a second of the exact process, and the fewest. On two drawn functions of 10 and 26 columns
+# fits to 300, 500 and 1,000 rows had the lowest NLL after 0.25, 0.5 and 1 seconds of one core, and
+# those to 1,500 rows had hardly begun after 0.25 seconds.
+_EXACT_A_SECOND, _FEWEST_EXACT = 1000, 300
+# Parts of the time of members that need little, and of those that usually gain most.
+_LITTLE, _MUCH = 0.3, 2.0
 # The neighbours that only evaluate a likelihood that nothing maximises.
 _CENTERS = 100
 # Above these numbers of rows, all rows need more time than the other members.
@@ -53,6 +59,10 @@ class Candidate:
     rate : float or None
         Rows for each second of its time, which limit the rows of a fit in steps: under a budget the
         work beside the steps must not take more than about a quarter of it.
+    fewest : int
+        Smallest number of rows to which `rate` limits a fit.
+    part : float
+        Its time under a budget, relative to that of others.
     """
 
     name: str
@@ -60,6 +70,8 @@ class Candidate:
     rows: int | None = None
     shared: bool = False
     rate: float | None = None
+    fewest: int = 5000
+    part: float = 1.0
 
 
 def _linear(kernel: Any) -> Any:
@@ -83,10 +95,17 @@ def known_candidates(n: int) -> dict[str, Candidate]:
     """All members by name, for a fit of n rows, in the order of their cost."""
     small = n <= SMALL_TABLE
     every = (
-        Candidate("linear", _linear),
+        Candidate("linear", _linear, part=_LITTLE),
         Candidate("trees", lambda kernel: BoostedTrees(compared=n > _CHOSEN_TREES)),
-        Candidate("exact", lambda kernel: IterativeGPRegressor(), None if small else _EXACT_ROWS),
-        Candidate("neighbors", _shared_neighbors, shared=True),
+        Candidate(
+            "exact",
+            lambda kernel: IterativeGPRegressor(),
+            None if small else _EXACT_ROWS,
+            rate=_EXACT_A_SECOND,
+            fewest=_FEWEST_EXACT,
+            part=_MUCH,
+        ),
+        Candidate("neighbors", _shared_neighbors, shared=True, part=_MUCH),
         Candidate("iterative", _all_rows, shared=True),
         Candidate("randomized_trees", lambda kernel: RandomizedTrees()),
         Candidate("deep", lambda kernel: SCGDDKLRegressor()),
@@ -119,10 +138,10 @@ def class_candidates(members: Any, n: int) -> list[Candidate]:
         return ExtraTreesClassifier(_RANDOM_TREES, min_samples_leaf=2)
 
     every = (
-        Candidate("linear", logistic),
+        Candidate("linear", logistic, part=_LITTLE),
         Candidate("trees", lambda kernel: HistGradientBoostingClassifier()),
         Candidate("randomized_trees", randomized),
-        Candidate("inducing", lambda kernel: SVGPClassifier(), rate=_POINTS_A_SECOND),
+        Candidate("inducing", lambda kernel: SVGPClassifier(), rate=_POINTS_A_SECOND, part=_MUCH),
     )
     known = {each.name: each for each in every}
     names = ["linear", "inducing"] if n < _FEWEST_FOR_TREES else list(known)

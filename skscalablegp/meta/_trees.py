@@ -94,9 +94,10 @@ class BoostedTrees(RegressorMixin, BaseEstimator):
     ) -> BoostedTrees:
         """Fit the candidates, and keep the best.
 
-        Under a time budget each of the remaining fits may take an equal share of the remaining
-        time, that to all rows of a larger table half of the budget. Fits are omitted if their first
-        five trees would end too late, judged by the time that a leaf has taken before.
+        Under a time budget the first candidate may take all the time, or half of it if the table is
+        larger. If that is not enough, there are no others; otherwise each of the remaining fits may
+        take an equal share of the remaining time. Fits are omitted if their first five trees would
+        end too late, judged by the time that a leaf has taken before.
         """
         budget = Budget(max_seconds)
         random_state = check_random_state(self.random_state)
@@ -112,8 +113,8 @@ class BoostedTrees(RegressorMixin, BaseEstimator):
             rows = np.sort(random_state.choice(len(X), _COMPARED, replace=False))
         some = X[rows], y[rows], None if sample_weight is None else sample_weight[rows]
         n_fits = len(_CANDIDATES) * (2 if len(X) > _COMPARED else 1)
-        fitted: list[tuple[LinearRegression | None, HistGradientBoostingRegressor]] = []
-        a_leaf, self.cut_ = 0.0, False
+        fitted: list[tuple[LinearRegression | None, HistGradientBoostingRegressor, bool]] = []
+        a_leaf = 0.0
 
         def late(candidate: tuple[int, bool], n: int) -> bool:
             """Whether the first trees of a fit to n rows would end too late."""
@@ -122,23 +123,20 @@ class BoostedTrees(RegressorMixin, BaseEstimator):
 
         for k, candidate in enumerate(_CANDIDATES):
             begun = budget.seconds
-            if fitted and late(candidate, len(rows)):
-                self.cut_ = True
+            if fitted and (fitted[0][2] or late(candidate, len(rows))):
                 break
-            line, trees, cut = _fit(*some, seed, *candidate, budget.share(1 / (n_fits - k)))
-            fitted.append((line, trees))
-            self.cut_ |= cut
+            part = 1 / (n_fits - k) if fitted else len(_CANDIDATES) / n_fits
+            fitted.append(_fit(*some, seed, *candidate, budget.share(part)))
             leaves = fitted[-1][1].n_iter_ * candidate[0]
             a_leaf = (budget.seconds - begun) / leaves
         best = max(range(len(fitted)), key=lambda k: fitted[k][1].validation_score_[-1])
-        self.line_, self.trees_ = fitted[best]
+        self.line_, self.trees_, self.cut_ = fitted[best]
         if len(X) > _COMPARED:
             if late(_CANDIDATES[best], len(X)):
                 self.cut_ = True
                 return self
             found = _fit(X, y, sample_weight, seed, *_CANDIDATES[best], budget)
-            self.line_, self.trees_, cut = found
-            self.cut_ |= cut
+            self.line_, self.trees_, self.cut_ = found
         return self
 
     def predict(self, X) -> np.ndarray:

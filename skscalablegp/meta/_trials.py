@@ -20,7 +20,7 @@ _LEAST_POWER = 0.7
 # so that a fit that no limit cuts repeats identically.
 _BLOCKS, _BLOCK = (200, 800), 3000
 # A member whose predictions of fewer held-out rows end in time is dropped.
-ENOUGH = 1000
+ENOUGH = 500
 
 
 class Late(RuntimeError):
@@ -28,7 +28,7 @@ class Late(RuntimeError):
 
 
 def grown(
-    fit: Callable[[int], tuple[Any, bool]], n: int, budget: Budget, first: int = _FIRST
+    fit: Callable[[int], tuple[Any, bool, float]], n: int, budget: Budget, first: int = _FIRST
 ) -> tuple[Any, int, bool, float]:
     """A fit to n rows that cannot be stopped, or to as many as there is time for.
 
@@ -38,7 +38,8 @@ def grown(
     Parameters
     ----------
     fit : callable
-        ``fit(size)`` fits `size` rows; returns the fit, and whether time has cut it short.
+        ``fit(size)`` fits `size` rows; returns the fit, whether time has cut it short, and the
+        seconds of what must follow it.
     n : int
     budget : Budget
     first : int, default=2000
@@ -57,11 +58,12 @@ def grown(
     size, before, kept = n if budget.limit is None else min(n, first), None, None
     while True:
         begun = budget.seconds
-        fitted, cut = fit(size)
+        fitted, cut, later = fit(size)
         took = max(budget.seconds - begun, 1e-9)
-        if cut and kept is not None:
+        if kept is not None and (cut or not budget.allows(later)):
             return kept
         kept = fitted, size, cut, took
+        took += later
         if cut or size == n:
             return kept
         power = 1.0
@@ -106,9 +108,11 @@ def filled(
     done, rate = 0, 0.0
     while done < len(order):
         size = _BLOCK if done >= sum(_BLOCKS) else _BLOCKS[0] if done < _BLOCKS[0] else _BLOCKS[1]
-        rows = order[done : done + size]
-        if done and not budget.allows(rate * len(rows)):
+        if done and budget.left is not None:
+            size = min(size, int(budget.left / max(rate, 1e-9)))
+        if done and size < min(_BLOCKS[0], len(order) - done):
             break
+        rows = order[done : done + size]
         begun = budget.seconds
         out[rows] = answer(X[rows])
         rate = (budget.seconds - begun) / len(rows)
