@@ -7,6 +7,7 @@ It supports scikit-learn >= 1.6 and SciPy >= 1.11, and provides:
 ``fit_context``
     The decorator of ``fit``. It validates ``_parameter_constraints`` and, from 1.9 on, tears the
     callbacks down, even after an error. Use ``@fit_context(prefer_skip_nested_validation=True)``.
+    Inside ``skscalablegp.distribute()`` the fit is one call of all ranks.
 ``check_matplotlib_support``
     scikit-learn's error for displays without matplotlib.
 ``Interval``, ``StrOptions``, ``HasMethods``
@@ -68,12 +69,20 @@ from sklearn.utils._optional_dependencies import check_matplotlib_support
 from sklearn.utils._param_validation import HasMethods, Interval, StrOptions
 from sklearn.utils.metaestimators import _BaseComposition
 
+from ._calls import shareable
+
 if TYPE_CHECKING:  # scikit-learn has no types, and an untyped decorator would hide those of fit
     Method = TypeVar("Method", bound=Callable[..., Any])
 
     def fit_context(*, prefer_skip_nested_validation: bool) -> Callable[[Method], Method]: ...
 else:
-    from sklearn.base import _fit_context as fit_context
+    from sklearn.base import _fit_context
+
+    def fit_context(*, prefer_skip_nested_validation: bool) -> Callable:
+        """The decorator of fits, which may be shared by several processes."""
+        decorate = _fit_context(prefer_skip_nested_validation=prefer_skip_nested_validation)
+        return lambda method: shareable(decorate(method))
+
 
 try:
     from sklearn.callback import CallbackSupportMixin as CallbackMixin

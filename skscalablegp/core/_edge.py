@@ -11,6 +11,7 @@ from typing import Any, TypeVar, cast
 import numpy as np
 import torch
 
+from .._calls import shareable
 from ._warn import warn_once
 from .posteriors import unfinished_solves
 
@@ -120,4 +121,4 @@ def answers(method: F) -> F:
             )
         return answer
 
-    return cast(F, answered)
+    return cast(F, shareable(answered))

@@ -11,7 +11,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from ...kernels import TorchKernel
-from ..operators import KernelOperator, Workspace
+from ..operators import KernelOperator, Workspace, kernel_operator
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class GPProblem:
 
     def operator(self, theta: Float[Tensor, " p"]) -> KernelOperator:
         """H at these hyperparameters; it replaces the problem's former operators."""
-        return KernelOperator(
+        return kernel_operator(
             self.kernel,
             theta,
             self.X,

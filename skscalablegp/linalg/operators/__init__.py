@@ -6,3 +6,4 @@ from ._kernel import CrossOperator, KernelOperator, Workspace, tile_size
 from ._prior import prior_values
 from ._products import choose_products, compiler_for
 from ._sets import kernel_between_sets, kernel_of_sets
+from ._shared import SharedOperator, kernel_operator

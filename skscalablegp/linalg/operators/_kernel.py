@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from itertools import combinations_with_replacement, product
+from itertools import combinations_with_replacement, islice, product
 from typing import Any, TypeVar
 
 import numpy as np
@@ -171,9 +171,17 @@ class KernelOperator(LinearOperator):
                     f"({refused}): use fewer rows or probes, or device='cpu'."
                 )
 
-    def _tiles(self, work: Callable[[slice, slice], Any]) -> Iterator[tuple[slice, slice, Any]]:
-        """Pairs of row ranges on and above the diagonal, each with the result of `work` for it."""
-        pairs = combinations_with_replacement(self._slices, 2)
+    def _pairs(self) -> Iterable[tuple[slice, slice]]:
+        """The row ranges of all tiles on and above the diagonal."""
+        return combinations_with_replacement(self._slices, 2)
+
+    def _tiles(
+        self,
+        work: Callable[[slice, slice], Any],
+        pairs: Iterable[tuple[slice, slice]] | None = None,
+    ) -> Iterator[tuple[slice, slice, Any]]:
+        """Pairs of row ranges, all by default, each with the result of `work` for it."""
+        pairs = self._pairs() if pairs is None else pairs
         return self._map(lambda pair: (*pair, work(*pair)), pairs)
 
     def matmul(self, V: Float[Tensor, "n s"]) -> Float[Tensor, "n s"]:
@@ -192,6 +200,12 @@ class KernelOperator(LinearOperator):
 
         if self._lazy is not None:
             return self._lazy.product(self._rows, self._rows, V).addcmul_(V, self.noise[:, None])
+        return self._tiled_product(V * self.noise[:, None], V)
+
+    def _tiled_product(
+        self, out: Tensor, V: Tensor, pairs: Iterable[tuple[slice, slice]] | None = None
+    ) -> Float[Tensor, "n s"]:
+        """`out` plus the products of tiles, all of them by default."""
 
         def products(left: slice, right: slice) -> tuple[Tensor, Tensor | None]:
             if self._fused is not None and left != right:
@@ -199,8 +213,7 @@ class KernelOperator(LinearOperator):
             tile = self._tile(left, right)
             return tile @ V[right], None if left == right else tile.T @ V[left]
 
-        out = V * self.noise[:, None]
-        for left, right, (above, below) in self._tiles(products):
+        for left, right, (above, below) in self._tiles(products, pairs):
             _add(out[left], above)
             if below is not None:
                 _add(out[right], below)
@@ -229,7 +242,7 @@ class KernelOperator(LinearOperator):
     def rows(self, idx: Int[Tensor, " b"] | slice) -> Float[Tensor, "b n"]:
         numbers = torch.arange(self.shape[0], device=self.device)[idx]
         self._count(len(numbers) * self.shape[0])
-        if self._keep or self._H is not None:
+        if self._whole:
             return self._kept()[idx]
         chosen = self._rows[idx]
         out = self._fitting(lambda: self._between(chosen, self._rows))
@@ -280,12 +293,22 @@ class KernelOperator(LinearOperator):
         self._count(self.shape[0] ** 2)
         left = left.to(self.dtype)
         right = None if right is None else right.to(self.dtype)
+        diagonal = left.diagonal() if right is None else (left * right).sum(1)
+        total = self._fitting(lambda: self._tiled_gradient(left, right))
+        return (total + self._diagonal_grad(diagonal)).cpu()
+
+    def _tiled_gradient(
+        self,
+        left: Tensor,
+        right: Tensor | None,
+        pairs: Iterable[tuple[slice, slice]] | None = None,
+    ) -> Float[Tensor, " p"]:
+        """The part of the gradient off the diagonal, from all tiles by default."""
         if right is None:
-            weights, diagonal = (lambda i, j: left[i, j] * 2), left.diagonal()
+            weights = lambda i, j: left[i, j] * 2  # noqa: E731
         else:
             both, swapped = torch.cat([left, right], 1), torch.cat([right, left], 1).T.contiguous()
             weights = lambda i, j: torch.mm(both[i], swapped[:, j])  # noqa: E731
-            diagonal = (left * right).sum(1)
 
         def gradient(i: slice, j: slice) -> Tensor:
             W = weights(i, j)
@@ -293,13 +316,10 @@ class KernelOperator(LinearOperator):
                 W.mul_(0.5).fill_diagonal_(0)
             return self.bound.tile_grad(*self._pair(i, j), W)
 
-        def total() -> Tensor:
-            grad = torch.zeros(len(self.theta), dtype=torch.float64, device=self.device)
-            for _, _, part in self._tiles(gradient):
-                grad += part.to(grad.device)
-            return grad
-
-        return (self._fitting(total) + self._diagonal_grad(diagonal)).cpu()
+        grad = torch.zeros(len(self.theta), dtype=torch.float64, device=self.device)
+        for _, _, part in self._tiles(gradient, pairs):
+            grad += part.to(grad.device)
+        return grad
 
     def _diagonal_grad(self, weights: Float[Tensor, " n"]) -> Float[Tensor, " p"]:
         """The part of the diagonal, on which k(x, x) is exact as in `_tile`."""
@@ -313,6 +333,11 @@ class KernelOperator(LinearOperator):
         if self._H is not None:
             return self._H.clone()
         return self._fill(torch.empty(self.shape, dtype=self.dtype, device=self.device))
+
+    @property
+    def _whole(self) -> bool:
+        """Whether rows are read from the stored matrix."""
+        return self._keep or self._H is not None
 
     def _kept(self) -> Float[Tensor, "n n"]:
         if self._H is None:
@@ -369,18 +394,21 @@ class CrossOperator:
         V = V.to(op.dtype)
         if op._lazy is not None:
             return op._lazy.product(self._rows, op._rows, V)
+        return op._fitting(lambda: self._tiled_product(V))
+
+    def _tiled_product(self, V: Tensor, part: int = 0, parts: int = 1) -> Float[Tensor, "m s"]:
+        """The sum of the products of every `parts`-th tile, beginning with number `part`."""
+        op = self._operator
 
         def share(cell: tuple[slice, slice]) -> tuple[slice, Tensor]:
             left, right = cell
             return left, op.bound.tile(self._rows[left], op._rows[right]) @ V[right]
 
-        def total() -> Tensor:
-            out = V.new_zeros(self.shape[0], V.shape[1])
-            for left, part in op._map(share, _cells(*self.shape, op._tile_rows)):
-                _add(out[left], part)
-            return out
-
-        return op._fitting(total)
+        cells = islice(_cells(*self.shape, op._tile_rows), part, None, parts)
+        out = V.new_zeros(self.shape[0], V.shape[1])
+        for left, product_of_tile in op._map(share, cells):
+            _add(out[left], product_of_tile)
+        return out
 
     def to_dense(self) -> Float[Tensor, "m n"]:
         """The whole m x n matrix."""

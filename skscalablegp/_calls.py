@@ -1,0 +1,42 @@
+"""How public methods of estimators run: in this process alone, or together with other processes.
+
+``skscalablegp.ranks`` replaces the way; estimators only mark the methods.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import wraps
+from typing import Any, TypeVar, cast
+
+F = TypeVar("F", bound=Callable)
+
+# Calls a method with its estimator and arguments; None calls it directly.
+Way = Callable[[Callable, Any, tuple, dict[str, Any]], Any]
+
+_WAY: ContextVar[Way | None] = ContextVar("way of calls", default=None)
+
+
+@contextmanager
+def called(way: Way | None) -> Iterator[None]:
+    """Marked methods run in this way inside the context."""
+    token = _WAY.set(way)
+    try:
+        yield
+    finally:
+        _WAY.reset(token)
+
+
+def shareable(method: F) -> F:
+    """Mark a method of an estimator, which may run together with other processes."""
+
+    @wraps(method)
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        way = _WAY.get()
+        if way is None:
+            return method(self, *args, **kwargs)
+        return way(method, self, args, kwargs)
+
+    return cast(F, call)

@@ -1,0 +1,208 @@
+"""H whose products are computed by several ranks, each with its own tiles."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import chain, combinations, islice
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from ...kernels import TorchKernel
+from ...ranks import Ranks, leading
+from ._kernel import CrossOperator, KernelOperator, Workspace, tile_size
+
+# Products of fewer rows take less time than the messages about them: on one core, 1,024 rows and 16
+# columns take 4 ms, and three messages between two processes 1 ms (benchmarks/ranks.py).
+_LEAST_ROWS = 1024
+# Each rank has at least so many tiles, so that their shares of the work are equal up to a tenth.
+# For this, tiles are halved down to the second number of rows.
+_TILES_A_RANK, _LEAST_TILE = 10, 128
+
+
+def kernel_operator(
+    kernel: TorchKernel,
+    theta: Float[Tensor, " p"],
+    X: Float[Tensor, "n d"],
+    extra_noise: Float[Tensor, " n"] | None = None,
+    *,
+    keep: bool = False,
+    workspace: Workspace | None = None,
+    products: str = "tiles",
+) -> KernelOperator:
+    """H of this process, or of all ranks if they wait for its tasks; see `KernelOperator`.
+
+    Products stay in this process for few rows, with KeOps, and for kernels that only have NumPy
+    code.
+    """
+    ranks = leading()
+    settings: dict[str, Any] = {"keep": keep, "workspace": workspace, "products": products}
+    alone = len(X) < _LEAST_ROWS or kernel.numpy_code or products == "keops"
+    if ranks is None or ranks.size == 1 or alone:
+        return KernelOperator(kernel, theta, X, extra_noise, **settings)
+    tile = _tile_for(len(X), ranks.size, X.device)
+    return SharedOperator(kernel, theta, X, extra_noise, ranks=ranks, tile=tile, **settings)
+
+
+def _tile_for(n: int, size: int, device: torch.device) -> int:
+    """Rows of a tile, few enough for equal shares of `size` ranks."""
+    tile = tile_size(device)
+    while tile > _LEAST_TILE and (n // tile) ** 2 / 2 < _TILES_A_RANK * size:
+        tile //= 2
+    return tile
+
+
+class SharedOperator(KernelOperator):
+    """H of which every rank evaluates, or keeps, each p-th tile on and above the diagonal.
+
+    Rank 0 sends the columns V of a product to all ranks and adds up their results: 2 (p - 1) n s
+    numbers travel. Rows, blocks and dense matrices are evaluated by rank 0 alone, because sending
+    an entry takes as long as evaluating it.
+
+    Parameters
+    ----------
+    ranks : Ranks
+    tile : int
+        Rows and columns of a tile, the same at all ranks.
+    **settings : dict
+        Of `KernelOperator`. With `keep` a rank stores its own tiles, n**2 / (2 p) numbers.
+    """
+
+    def __init__(
+        self,
+        kernel: TorchKernel,
+        theta: Float[Tensor, " p"],
+        X: Float[Tensor, "n d"],
+        extra_noise: Float[Tensor, " n"] | None = None,
+        *,
+        ranks: Ranks,
+        tile: int,
+        **settings: Any,
+    ):
+        super().__init__(kernel, theta, X, extra_noise, **settings)
+        self._ranks, self._number = ranks, -1
+        self._use_tiles(tile)
+        self._stored: dict[tuple[int, int], Tensor] = {}
+        self._precise: SharedOperator | None = None
+        if self._keep:
+            self._fused = None
+            self._own = {(left.start, right.start) for left, right in self.own_pairs()}
+
+    @property
+    def shared(self) -> bool:
+        """Whether the other ranks wait for tasks; otherwise this process does everything."""
+        return leading() is self._ranks
+
+    @property
+    def _whole(self) -> bool:
+        return super()._whole and not self.shared
+
+    def own_pairs(self) -> Iterator[tuple[slice, slice]]:
+        """The row ranges of this rank's tiles; those on the diagonal, which cost less, are last."""
+        above = combinations(self._slices, 2)
+        diagonal = ((rows, rows) for rows in self._slices)
+        return islice(chain(above, diagonal), self._ranks.rank, None, self._ranks.size)
+
+    def _tile(self, left: slice, right: slice) -> Float[Tensor, "a b"]:
+        place = left.start, right.start
+        tile = self._stored.get(place)
+        if tile is None:
+            tile = super()._tile(left, right)
+            if self._keep and place in self._own:
+                self._stored[place] = tile
+        return tile
+
+    @property
+    def stored_entries(self) -> int:
+        """The numbers of H that this rank keeps."""
+        whole = 0 if self._H is None else self._H.numel()
+        return whole + sum(tile.numel() for tile in self._stored.values())
+
+    # ------------------------------------------------------------------ at rank 0
+
+    def number(self) -> int:
+        """The number under which all ranks know this operator, which they build when it is new."""
+        if self._number < 0:
+            number, X = self._ranks.number_for(self), self._ranks.spread(self.X)
+            known = () if self.extra_noise is None else (self.extra_noise,)
+            settings = {"keep": self._keep, "products": self.products, "tile": self._tile_rows}
+            given = (number, self.kernel, self.theta, X, settings)
+            self._ranks.together(_build, *given, tensors=known)
+            self._ranks.keep(number, self)
+            self._number = number
+        return self._number
+
+    def _product(self, V: Float[Tensor, "n s"]) -> Float[Tensor, "n s"]:
+        if not self.shared:
+            return super()._product(V)
+        return self._ranks.together(_product, self.number(), tensors=[V])
+
+    def _tiled_gradient(self, left: Tensor, right: Tensor | None, pairs: Any = None) -> Tensor:
+        if not self.shared or right is None or pairs is not None:
+            return super()._tiled_gradient(left, right, pairs)
+        return self._ranks.together(_gradient, self.number(), tensors=[left, right])
+
+    def _in(self, dtype: torch.dtype) -> KernelOperator:
+        if self._precise is None or self._precise.dtype != dtype:
+            extra = None if self.extra_noise is None else self.extra_noise.to(dtype)
+            settings: dict[str, Any] = {"tile": self._tile_rows, "products": self.products}
+            self._precise = SharedOperator(
+                self.kernel, self.theta, self.X.to(dtype), extra, ranks=self._ranks, **settings
+            )
+        return self._precise
+
+    def cross(self, X: Float[Tensor, "m d"]) -> CrossOperator:
+        return SharedCross(self, X)
+
+
+class SharedCross(CrossOperator):
+    """k(X, training rows) of which every rank evaluates each p-th tile in a product."""
+
+    _operator: SharedOperator
+
+    def matmul(self, V: Float[Tensor, "n s"]) -> Float[Tensor, "m s"]:
+        op = self._operator
+        if not op.shared or self.shape[0] * self.shape[1] < _LEAST_ROWS**2:
+            return super().matmul(V)
+        return op._ranks.together(_cross, op.number(), tensors=[self.X, V.to(op.dtype)])
+
+    def total(self, V: Float[Tensor, "n s"]) -> Float[Tensor, "m s"]:
+        """The product, of which this rank computes its part; it is complete at rank 0."""
+        ranks = self._operator._ranks
+        return ranks.total(self._tiled_product(V, ranks.rank, ranks.size))
+
+
+# ---------------------------------------------------------------- on all ranks
+
+
+def _build(
+    ranks: Ranks,
+    number: int,
+    kernel: TorchKernel,
+    theta: Tensor,
+    X: int,
+    settings: dict[str, Any],
+    extra_noise: Tensor | None = None,
+) -> None:
+    if ranks.rank:
+        operator = SharedOperator(
+            kernel, theta, ranks.kept(X), extra_noise, ranks=ranks, **settings
+        )
+        ranks.keep(number, operator)
+
+
+def _product(ranks: Ranks, number: int, V: Tensor) -> Tensor:
+    operator: SharedOperator = ranks.kept(number)
+    out = torch.zeros_like(V) if ranks.rank else V * operator.noise[:, None]
+    return ranks.total(operator._tiled_product(out, V, operator.own_pairs()))
+
+
+def _gradient(ranks: Ranks, number: int, left: Tensor, right: Tensor) -> Tensor:
+    operator: SharedOperator = ranks.kept(number)
+    return ranks.total(operator._tiled_gradient(left, right, operator.own_pairs()))
+
+
+def _cross(ranks: Ranks, number: int, X: Tensor, V: Tensor) -> Tensor:
+    return SharedCross(ranks.kept(number), X).total(V)

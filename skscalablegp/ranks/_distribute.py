@@ -1,0 +1,125 @@
+"""The context inside which fits and predictions are shared."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch.distributed as dist
+from torch.distributed.distributed_c10d import PrefixStore, _get_default_store
+
+from .._calls import called
+from .._validation import check_number
+from ._group import Group
+from ._life import Life
+from ._ranks import Ranks
+
+# Contexts of this process; all ranks enter them in the same order.
+_CONTEXTS = itertools.count()
+# What launchers set for `torch.distributed.init_process_group`.
+_VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+
+
+@contextmanager
+def distribute(timeout: float = 30.0, rows: str = "replicated") -> Iterator[Ranks]:
+    """Share the fits and predictions of estimators among all ranks of a torch process group.
+
+    Every rank runs the same program on the same table. Inside the context, a fit or a prediction
+    of any estimator of this package is one call of all ranks: rank 0 runs it, and all ranks compute
+    shares of the products with the kernel matrix. In the end every rank has the same fitted
+    estimator, bit by bit. A process group alone shares nothing; only this context does.
+
+    Parameters
+    ----------
+    timeout : float, default=30.0
+        Seconds without a sign of life after which a rank counts as dead. A rank whose process has
+        ended is noticed within a few seconds.
+    rows : {"replicated"}, default="replicated"
+        Which rows a rank has. Each has all rows of the table; hashes of them are compared.
+
+    Yields
+    ------
+    ranks : Ranks
+        With ``rank``, ``size`` and ``bytes_sent``.
+
+    Raises
+    ------
+    RuntimeError
+        If the process was not started by torchrun or another launcher, and no process group is
+        initialised. Inside the context also if the ranks differ in data, columns, parameters,
+        versions or calls: the message names the difference and the rank. Also if a rank has ended:
+        the others name it, and the context is of no more use.
+    ValueError
+        For a timeout that is not positive, or other rows.
+
+    Notes
+    -----
+    Where no process group is initialised, the context initialises one with gloo from the variables
+    of torchrun, and ends it. A product with s columns sends 2 (p - 1) n s numbers in all between p
+    ranks. Each rank evaluates 1 / p of the tiles on and above the diagonal, and keeps them where
+    matrices are stored. Products of the iterative estimators are shared from 1,024 rows on, also
+    inside meta-estimators. All other work, factorisations among it, is that of rank 0, and so are
+    callbacks, time budgets, warnings and Ctrl-C. A call costs a few milliseconds for the
+    comparison, and a hash of the data.
+
+    Examples
+    --------
+    A program that torchrun starts needs neither the second line nor the last.
+
+    >>> import torch.distributed as dist
+    >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    >>> from sklearn.datasets import make_friedman2
+    >>> from skscalablegp import IterativeGPRegressor, distribute
+    >>> X, y = make_friedman2(n_samples=200, noise=1.0, random_state=0)
+    >>> with distribute() as ranks:
+    ...     model = IterativeGPRegressor(normalize_y=True, random_state=0).fit(X, y)
+    >>> ranks.size, bool(model.score(X, y) > 0.99)
+    (1, True)
+    >>> dist.destroy_process_group()
+    """
+    check_number("timeout", timeout, positive=True, example=30.0)
+    if rows != "replicated":
+        raise ValueError(f'rows must be "replicated", all rows at each rank; got {rows!r}.')
+    started = _initialise()
+    try:
+        shared: Any = _get_default_store()
+        store = PrefixStore(f"skscalablegp/{next(_CONTEXTS)}", shared.clone())
+        life = Life(store, dist.get_rank(), dist.get_world_size(), float(timeout))
+        life.begin()
+        why, ranks, group = "it has failed to begin", None, None
+        try:
+            group = Group(life, float(timeout))
+            ranks = Ranks(group)
+            with called(ranks.call):
+                yield ranks
+            why = ""
+        except BaseException as error:
+            why = f"it has ended with {type(error).__name__}"
+            raise
+        finally:
+            life.end(why)
+            if group is not None:
+                group.close(broken=bool(why))
+    finally:
+        if started:
+            dist.destroy_process_group()
+
+
+def _initialise() -> bool:
+    """Initialise torch's process group, unless there is one; returns whether that was needed."""
+    if not dist.is_available():
+        raise RuntimeError("This build of torch has no torch.distributed: install another one.")
+    if dist.is_initialized():
+        return False
+    missing = [name for name in _VARIABLES if name not in os.environ]
+    if missing:
+        raise RuntimeError(
+            f"distribute() found no process group, and no {', '.join(missing)} in the environment: "
+            "start the program on all machines by torchrun, for example torchrun --nproc-per-node "
+            "2 fit.py, or call torch.distributed.init_process_group first."
+        )
+    dist.init_process_group("gloo")
+    return True

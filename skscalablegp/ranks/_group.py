@@ -1,0 +1,97 @@
+"""Tensors from rank 0 to all ranks, and sums over ranks; waits end when a rank is lost."""
+
+from __future__ import annotations
+
+import os
+import socket
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from ._life import Life
+
+# A wait looks so often whether all ranks live.
+_LOOK = timedelta(seconds=0.5)
+# The others wait for the next task of rank 0 for as long as it lives.
+_WHILE_ALIVE = timedelta(days=30)
+
+
+class Group:
+    """The collective operations of one context.
+
+    Tensors of a GPU travel by nccl if each rank has a GPU of its own, otherwise through the memory
+    of the machines by gloo.
+
+    Attributes
+    ----------
+    sent : int
+        Bytes that this rank has sent: a broadcast to p ranks counts p - 1 times at rank 0, a sum
+        counts once at each other rank.
+    """
+
+    def __init__(self, life: Life, timeout: float):
+        self.rank, self.size, self.life, self.sent = life.rank, life.size, life, 0
+        self._gloo = dist.new_group(backend="gloo", timeout=_WHILE_ALIVE)
+        self._nccl = None
+        places = life.gather("place", _place())
+        if all(places) and len(set(places)) == self.size and dist.is_nccl_available():
+            self._nccl = dist.new_group(backend="nccl", timeout=timedelta(seconds=timeout))
+
+    def device(self, kind: str) -> torch.device:
+        """The device of this kind that belongs to this rank."""
+        if kind != "cuda":
+            return torch.device(kind)
+        own = int(os.environ.get("LOCAL_RANK", self.rank)) % max(torch.cuda.device_count(), 1)
+        return torch.device("cuda", own)
+
+    def broadcast(self, tensor: Tensor) -> Tensor:
+        """The tensor of rank 0 on all ranks, written into `tensor`, which is contiguous."""
+        self.sent += (self.size - 1) * tensor.nbytes if self.rank == 0 else 0
+        return self._move(dist.broadcast, tensor, src=0)
+
+    def total(self, tensor: Tensor) -> Tensor:
+        """The sum over all ranks, at rank 0; the others get a tensor without meaning."""
+        self.sent += tensor.nbytes if self.rank else 0
+        return self._move(dist.reduce, tensor.contiguous(), dst=0)
+
+    def _move(self, operation: Any, tensor: Tensor, **to: int) -> Tensor:
+        direct = tensor.device.type == "cpu" or self._nccl is not None
+        moved = tensor if direct else tensor.cpu()
+        group = self._gloo if moved.device.type == "cpu" else self._nccl
+        try:
+            work = operation(moved, group=group, async_op=True, **to)
+        except RuntimeError as error:
+            raise self.life.blame(error) from error
+        self._wait(work)
+        return tensor if direct else tensor.copy_(moved)
+
+    def _wait(self, work: Any) -> None:
+        while True:
+            try:
+                work.wait(_LOOK)
+            except RuntimeError as error:
+                if work.is_completed():
+                    raise self.life.blame(error) from error
+                self.life.check()
+            else:
+                return
+
+    def close(self, broken: bool) -> None:
+        """Release the connections; those of a broken group do not wait for anybody."""
+        for group in filter(None, (self._gloo, self._nccl)):
+            if broken:
+                device = torch.device("cpu" if group is self._gloo else "cuda")
+                group._get_backend(device).abort()
+            else:
+                dist.destroy_process_group(group)
+
+
+def _place() -> str:
+    """The GPU of this rank; empty without one."""
+    if not torch.cuda.is_available():
+        return ""
+    local = int(os.environ.get("LOCAL_RANK", 0))
+    return f"{socket.gethostname()} {local}" if local < torch.cuda.device_count() else ""

@@ -1,0 +1,178 @@
+"""Which ranks are there: small messages through torch's key-value store, and signs of life."""
+
+from __future__ import annotations
+
+import threading
+from datetime import timedelta
+from typing import Any
+
+from .._clock import now
+
+# Seconds between signs of life.
+_BEAT = 0.5
+# After a message has failed, the rank that has been silent for so many seconds is to blame.
+_SILENT = 3.0
+# Seconds that the other ranks wait for one that is alive but busy with something else.
+_PATIENCE = 1800.0
+
+
+class RankError(RuntimeError):
+    """A rank has ended, has failed, or does something else than the others."""
+
+
+class Life:
+    """The signs of life of all ranks, and values that they exchange through the store.
+
+    Parameters
+    ----------
+    store : torch.distributed.Store
+        Shared by the ranks, with names of its own.
+    rank, size : int
+    timeout : float
+        Seconds without a sign of life after which a rank counts as dead.
+    """
+
+    def __init__(self, store: Any, rank: int, size: int, timeout: float):
+        self.rank, self.size, self._timeout = rank, size, timeout
+        self._store, self._beats = store, store.clone()
+        for connection in (self._store, self._beats):
+            connection.set_timeout(timedelta(seconds=timeout))
+        self._silence = dict.fromkeys(range(size), 0.0)
+        self._left: dict[int, str] = {}
+        self._notice, self._unreachable, self._stages = "", 0.0, 0
+        self._stop, self._pause = threading.Event(), threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="ranks", daemon=True)
+
+    def begin(self) -> None:
+        """Wait for all ranks, and begin to watch them."""
+        self._say(0)
+        self.gather("arrived", "")
+        self._thread.start()
+
+    def end(self, why: str = "") -> None:
+        """Tell the others that this rank takes part no longer; `why` if others may wait for it."""
+        self._stop.set()
+        if self._thread.is_alive():
+            self._thread.join(2 * _BEAT)
+        try:
+            self._say(-1, why or "its context has ended")
+            if not why and not self._notice:
+                self.gather("end", "")
+        except RuntimeError:
+            pass  # There is nobody left to tell.
+
+    # ------------------------------------------------------------------ values
+
+    def gather(self, what: str, value: str) -> list[str]:
+        """The values of all ranks for one step of the program, which all of them reach."""
+        stage = self._stages
+        self._stages += 1
+        begun, pause = now(), 1e-3
+        keys = [f"{stage}/{what}/{rank}" for rank in range(self.size)]
+        self._reach(lambda: self._store.set(keys[self.rank], value))
+        while not self._reach(lambda: self._store.check(keys)):
+            self.check()
+            self._pause.wait(pause)
+            pause = min(2 * pause, 0.05)
+            if pause == 0.05:
+                self._look_for(keys, now() - begun)
+        return [found.decode() for found in self._reach(lambda: self._store.multi_get(keys))]
+
+    def _look_for(self, keys: list[str], waited: float) -> None:
+        """Raise if a rank will not reach this step."""
+        missing = [r for r, key in enumerate(keys) if not self._store.check([key])]
+        for rank in missing:
+            if rank in self._left:
+                raise RankError(
+                    f"rank {rank} does not take part in this call: {self._left[rank]}. All ranks "
+                    "must make the same calls inside distribute()."
+                )
+        if missing and waited > _PATIENCE:
+            raise RankError(
+                f"{_named(missing)} did not make this call within {_PATIENCE:g} s. All ranks must "
+                "make the same calls inside distribute()."
+            )
+
+    def _reach(self, ask: Any) -> Any:
+        try:
+            return ask()
+        except RuntimeError as error:
+            raise RankError(self._no_store()) from error
+
+    # ------------------------------------------------------------------ life
+
+    def _say(self, beat: int, left: str = "") -> None:
+        self._store.set(f"life/{self.rank}", f"{beat}|{left}")
+
+    def _watch(self) -> None:
+        keys = [f"life/{rank}" for rank in range(self.size)]
+        last: dict[int, tuple[str, float]] = {}
+        beat, lost = 0, 0.0
+        while not self._stop.wait(_BEAT):
+            beat += 1
+            try:
+                self._beats.set(keys[self.rank], f"{beat}|")
+                found = [value.decode() for value in self._beats.multi_get(keys)]
+                if self._beats.check(["failed"]):
+                    self._notice = self._beats.get("failed").decode()
+            except RuntimeError:
+                lost = lost or now()
+                self._unreachable = max(now() - lost, _BEAT)
+                continue
+            lost = self._unreachable = 0.0
+            for rank, value in enumerate(found):
+                at, left = value.partition("|")[::2]
+                if left:
+                    self._left[rank] = left
+                if rank not in last or last[rank][0] != at:
+                    last[rank] = at, now()
+                self._silence[rank] = now() - last[rank][1]
+
+    def check(self) -> None:
+        """Raise if a rank has failed or has been silent for too long."""
+        if self._notice:
+            raise RankError(self._notice)
+        if self._unreachable > _SILENT:
+            raise RankError(self._no_store())
+        silent = self._silent(self._timeout)
+        if silent:
+            raise RankError(
+                self.fail(f"no sign of life of {_named(silent)} for {self._timeout:g} s")
+            )
+
+    def fail(self, why: str) -> str:
+        """Tell all ranks that one has failed; returns what the first one to fail has said."""
+        try:
+            self._store.compare_set("failed", "", why)
+            self._notice = self._store.get("failed").decode()
+        except RuntimeError:
+            self._notice = why
+        return self._notice
+
+    def blame(self, error: BaseException) -> RankError:
+        """The error for a message that has failed, which names the rank to blame."""
+        for _ in range(int(3 * _SILENT / _BEAT)):
+            if self._notice:
+                return RankError(self._notice)
+            if self._unreachable:
+                return RankError(self._no_store())
+            silent = self._silent(_SILENT) or list(self._left)
+            if silent:
+                return RankError(self.fail(f"{_named(silent)} has ended or cannot be reached"))
+            self._pause.wait(_BEAT)
+        first = str(error).partition("\n")[0]
+        return RankError(self.fail(f"a message between ranks failed, although all live: {first}"))
+
+    def _silent(self, seconds: float) -> list[int]:
+        return [r for r, s in self._silence.items() if s > seconds and r not in self._left]
+
+    def _no_store(self) -> str:
+        return (
+            "rank 0, or the launcher beside it, which keeps torch's key-value store, has ended or "
+            "cannot be reached"
+        )
+
+
+def _named(ranks: list[int]) -> str:
+    listed = ", ".join(map(str, ranks))
+    return f"rank {listed}" if len(ranks) == 1 else f"ranks {listed}"

@@ -1,0 +1,254 @@
+"""Tasks that rank 0 gives to all ranks, and methods of estimators that run in this way."""
+
+from __future__ import annotations
+
+import itertools
+import pickle
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .._calls import called
+from ._fingerprint import check_same, fingerprint
+from ._group import Group
+from ._interrupts import interrupts_wait
+from ._life import RankError
+
+# A task's description travels in one message of this size, and a second one if it is larger.
+_HEADER = 2048
+_MISSING = object()
+
+_LEADING: ContextVar[Ranks | None] = ContextVar("ranks that wait for tasks", default=None)
+
+
+def leading() -> Ranks | None:
+    """The ranks that wait for tasks of this process; None outside a shared call and on others."""
+    return _LEADING.get()
+
+
+class Ranks:
+    """The processes that share fits and predictions.
+
+    Rank 0 runs the methods of estimators. During a call the others wait for its tasks, and at the
+    end they get what has changed in the estimator, and the result. All decisions are those of rank
+    0, so that ranks on unequal machines cannot disagree.
+
+    Attributes
+    ----------
+    rank, size : int
+        The number of this process, from 0, and the number of processes.
+    bytes_sent : int
+        What this rank has sent so far. A broadcast counts once for each other rank, at rank 0; a
+        sum counts once at each other rank.
+    """
+
+    def __init__(self, group: Group):
+        self._group = group
+        # The others keep what rank 0 has; there it ends with its last use.
+        self._objects: Any = {} if group.rank else weakref.WeakValueDictionary()
+        self._sent: dict[int, tuple[Any, int]] = {}
+        self._numbers = itertools.count()
+        self._dropped: list[int] = []
+        self._lock = threading.RLock()
+        self.broken = False
+
+    @property
+    def rank(self) -> int:
+        return self._group.rank
+
+    @property
+    def size(self) -> int:
+        return self._group.size
+
+    @property
+    def bytes_sent(self) -> int:
+        return self._group.sent
+
+    # ------------------------------------------------------------------ methods of estimators
+
+    def call(self, method: Callable, estimator: Any, args: tuple, kwargs: dict) -> Any:
+        """Run a method of an estimator at rank 0 with the help of the others."""
+        if self.broken:
+            raise RankError("a rank was lost before this call: start all ranks again")
+        with self._failing_together(), called(None):
+            found = self._group.life.gather("call", fingerprint(method, estimator, args, kwargs))
+            check_same(found)
+            answer = self._lead if self.rank == 0 else self._follow
+            return answer(method, estimator, args, kwargs)
+
+    def _lead(self, method: Callable, estimator: Any, args: tuple, kwargs: dict) -> Any:
+        before, token = dict(vars(estimator)), _LEADING.set(self)
+        try:
+            result = method(estimator, *args, **kwargs)
+        except RankError:
+            raise
+        except BaseException as error:
+            self._end(("error", _portable(error)))
+            raise
+        finally:
+            _LEADING.reset(token)
+        itself = result is estimator
+        self._end(("done", _changes(estimator, before), itself, None if itself else result))
+        return result
+
+    def _follow(self, method: Callable, estimator: Any, args: tuple, kwargs: dict) -> Any:
+        with interrupts_wait(dropped=1):
+            outcome = self._serve()
+        if outcome[0] == "error":
+            raise outcome[1]
+        _, changes, itself, result = outcome
+        _apply(estimator, changes)
+        return estimator if itself else result
+
+    @contextmanager
+    def _failing_together(self) -> Iterator[None]:
+        try:
+            yield
+        except RankError:
+            self.broken = True
+            raise
+
+    # ------------------------------------------------------------------ tasks
+
+    def together(self, work: Callable, *args: Any, tensors: Sequence[Tensor] = ()) -> Any:
+        """Run ``work(ranks, *args, *tensors)`` on all ranks; returns the result of rank 0.
+
+        Parameters
+        ----------
+        work : callable
+            A function of a module, the same on all ranks.
+        *args : object
+            Small arguments that can be pickled.
+        tensors : sequence of Tensor
+            Arguments that the other ranks receive on a device of the same type.
+        """
+        tensors = [tensor.contiguous() for tensor in tensors]
+        specs = [(tuple(t.shape), t.dtype, t.device.type) for t in tensors]
+        with self._lock, interrupts_wait(), self._failing_together():
+            dropped, self._dropped = self._dropped, []
+            self._send((work, args, specs, dropped))
+            for tensor in tensors:
+                self._group.broadcast(tensor)
+            return self._own_part(work, args, tensors)
+
+    def total(self, tensor: Tensor) -> Tensor:
+        """The sum of the tensors of all ranks, at rank 0."""
+        return self._group.total(tensor)
+
+    def keep(self, number: int, value: Any) -> None:
+        """Keep an object of this rank under a number."""
+        self._objects[number] = value
+
+    def kept(self, number: int) -> Any:
+        """The object that this rank keeps under a number."""
+        return self._objects[number]
+
+    def number_for(self, owner: Any) -> int:
+        """A new number; the other ranks drop its object when `owner` ends at rank 0."""
+        number = next(self._numbers)
+        weakref.finalize(owner, self._drop, number, id(owner)).atexit = False
+        return number
+
+    def spread(self, tensor: Tensor) -> int:
+        """The number under which all ranks keep a tensor, which is sent once."""
+        known = self._sent.get(id(tensor))
+        if known is not None and known[0]() is tensor:
+            return known[1]
+        number = self.number_for(tensor)
+        self._sent[id(tensor)] = weakref.ref(tensor), number
+        self.together(_keep, number, tensors=[tensor])
+        return number
+
+    def _drop(self, number: int, owner: int) -> None:
+        self._sent.pop(owner, None)
+        self._dropped.append(number)
+
+    def _own_part(self, work: Callable, args: tuple, tensors: list[Tensor]) -> Any:
+        try:
+            return work(self, *args, *tensors)
+        except RankError:
+            raise
+        except BaseException as error:
+            kind = type(error).__name__
+            said = self._group.life.fail(f"rank {self.rank} failed with {kind}: {error}")
+            raise RankError(said) from error
+
+    def _serve(self) -> tuple:
+        while True:
+            work, args, specs, dropped = self._receive()
+            for number in dropped:
+                self._objects.pop(number, None)
+            device = self._group.device
+            tensors = [torch.empty(s, dtype=t, device=device(kind)) for s, t, kind in specs]
+            for tensor in tensors:
+                self._group.broadcast(tensor)
+            if work is None:
+                return pickle.loads(tensors[0].numpy().tobytes())
+            self._own_part(work, args, tensors)
+
+    def _end(self, outcome: tuple) -> None:
+        """Send the others what has become of the call."""
+        with self._lock, interrupts_wait(), self._failing_together():
+            payload = torch.from_numpy(np.frombuffer(pickle.dumps(outcome), np.uint8).copy())
+            self._send((None, (), [(tuple(payload.shape), payload.dtype, "cpu")], []))
+            self._group.broadcast(payload)
+
+    def _send(self, task: tuple) -> None:
+        data = np.frombuffer(pickle.dumps(task), np.uint8)
+        first, rest = np.zeros(_HEADER, np.uint8), data[_HEADER - 8 :]
+        first[:8] = np.frombuffer(np.int64(len(data)).tobytes(), np.uint8)
+        first[8 : 8 + len(data)] = data[: _HEADER - 8]
+        self._group.broadcast(torch.from_numpy(first))
+        if len(rest):
+            self._group.broadcast(torch.from_numpy(rest.copy()))
+
+    def _receive(self) -> tuple:
+        first = self._group.broadcast(torch.empty(_HEADER, dtype=torch.uint8)).numpy().tobytes()
+        size = int(np.frombuffer(first[:8], np.int64)[0])
+        data = first[8 : 8 + size]
+        if size > len(data):
+            rest = torch.empty(size - len(data), dtype=torch.uint8)
+            data += self._group.broadcast(rest).numpy().tobytes()
+        return pickle.loads(data)
+
+
+def _keep(ranks: Ranks, number: int, tensor: Tensor) -> None:
+    if ranks.rank:
+        ranks.keep(number, tensor)
+
+
+def _changes(estimator: Any, before: dict[str, Any]) -> dict[str, Any]:
+    """The attributes that a call has set and removed, and the state of a random generator."""
+    parameters = estimator.get_params(deep=False)
+    after = {k: v for k, v in vars(estimator).items() if k not in parameters}
+    changed = {k: v for k, v in after.items() if before.get(k, _MISSING) is not v}
+    removed = [k for k in before if k not in after and k not in parameters]
+    state = parameters.get("random_state")
+    draws = state.get_state() if isinstance(state, np.random.RandomState) else None
+    return {"changed": changed, "removed": removed, "draws": draws}
+
+
+def _apply(estimator: Any, changes: dict[str, Any]) -> None:
+    for name in changes["removed"]:
+        vars(estimator).pop(name, None)
+    if changes["changed"]:
+        vars(estimator).update(changes["changed"])
+        estimator._remember(None)
+    if changes["draws"] is not None:
+        estimator.random_state.set_state(changes["draws"])
+
+
+def _portable(error: BaseException) -> BaseException:
+    """The error, or its text if it cannot be sent."""
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:
+        return RuntimeError(f"{type(error).__name__} at rank 0: {error}")
+    return error

@@ -1,0 +1,75 @@
+"""Ranks as processes of this machine, which talk over the loopback interface."""
+
+import faulthandler
+import multiprocessing
+import os
+import pickle
+import socket
+import sys
+import traceback
+
+import torch
+
+# No test waits longer for its ranks.
+SECONDS = 120
+
+
+def free_port():
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return found.getsockname()[1]
+
+
+def environment(rank, size, port):
+    """What a launcher sets for one rank."""
+    numbers = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "MASTER_PORT": port}
+    loopback = {"MASTER_ADDR": "127.0.0.1", "GLOO_SOCKET_IFNAME": "lo"}
+    return {name: str(value) for name, value in numbers.items()} | loopback
+
+
+def launch(size, work, *args, seconds=SECONDS):
+    """Call ``work(*args)`` in forked processes; returns (exit code, answer) of each rank.
+
+    The answer is what `work` returns, or the text of its error, for which the code is 3.
+    """
+    context, port = multiprocessing.get_context("fork"), free_port()
+    ends = [context.Pipe(False) for _ in range(size)]
+    ranks = [
+        context.Process(target=_begin, args=(environment(r, size, port), ends[r][1], work, args))
+        for r in range(size)
+    ]
+    for process in ranks:
+        process.start()
+    for _, there in ends:
+        there.close()
+    answers = [_answer(here, seconds) for here, _ in ends]
+    for process in ranks:
+        process.join(seconds)
+        if process.exitcode is None:
+            process.kill()
+            process.join()
+    return [(process.exitcode, answer) for process, answer in zip(ranks, answers, strict=True)]
+
+
+def _answer(end, seconds):
+    try:
+        return pickle.loads(end.recv_bytes()) if end.poll(seconds) else "no answer in time"
+    except EOFError:
+        return "ended without an answer"
+
+
+def _begin(variables, end, work, args):
+    os.environ.update(variables)
+    faulthandler.dump_traceback_later(SECONDS, exit=True)
+    # The threads of OpenMP do not survive a fork.
+    torch.set_num_threads(1)
+    code = 0
+    try:
+        answer = work(*args)
+    except BaseException as error:
+        code, answer = 3, f"{type(error).__name__}: {error}"
+        traceback.print_exc()
+    end.send_bytes(pickle.dumps(answer))
+    end.close()
+    sys.stderr.flush()
+    os._exit(code)

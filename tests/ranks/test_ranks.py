@@ -1,0 +1,281 @@
+"""Fits and predictions that several ranks share: real processes, compared with one process."""
+
+import os
+import warnings
+from hashlib import md5
+
+import numpy as np
+import pytest
+import torch
+from oracles import normal
+from ranks.launched import launch
+from sklearn.base import BaseEstimator
+from sklearn.gaussian_process.kernels import ConstantKernel, Matern, WhiteKernel
+
+from skscalablegp import IterativeGPRegressor, RFFRegressor, RRCGRegressor, distribute
+from skscalablegp._calls import shareable
+from skscalablegp.kernels import compile_kernel
+from skscalablegp.linalg.operators import KernelOperator, SharedOperator, kernel_operator
+from skscalablegp.ranks import leading
+
+KERNEL = ConstantKernel(1.3) * Matern([0.6, 1.1, 2.0], nu=1.5) + WhiteKernel(0.2)
+
+
+def table(n=1501, d=3, seed=0):
+    rng = np.random.default_rng(seed)
+    X = rng.normal(size=(n, d))
+    return X, np.sin(2 * X[:, 0]) + X[:, 1] * X[:, 2] + 0.3 * rng.normal(size=n)
+
+
+def codes(answers):
+    return [code for code, _ in answers]
+
+
+class Asked(BaseEstimator):
+    """An estimator with one method, which all ranks run together."""
+
+    @shareable
+    def ask(self, question, *args):
+        return question(*args)
+
+
+# ---------------------------------------------------------------- products
+
+
+def operators(X, keep, dtype=torch.float64):
+    compiled = compile_kernel(KERNEL, X.shape[1])
+    noise = torch.linspace(0.1, 0.3, len(X), dtype=dtype)
+    arguments = compiled, compiled.theta0, torch.as_tensor(X, dtype=dtype), noise
+    alone = KernelOperator(*arguments)
+    return kernel_operator(*arguments, keep=keep), alone
+
+
+def count_stored(ranks, number):
+    entries = torch.zeros(ranks.size, dtype=torch.float64)
+    entries[ranks.rank] = ranks.kept(number).stored_entries
+    return ranks.total(entries)
+
+
+def compare_products(keep):
+    """The largest errors of a shared operator, what each rank stores, and bytes of a product."""
+    X, ranks = table()[0], leading()
+    H, alone = operators(X, keep)
+    assert isinstance(H, SharedOperator)
+    V, W = normal(len(X), 7), normal(len(X), 7, seed=1)
+    idx, new = torch.tensor([5, 1400, 17]), normal(900, 3, seed=2)
+    H.matmul(V[:, :1])
+    before = ranks.bytes_sent
+    pairs = {"product": (H.matmul(V), alone.to_dense() @ V)}
+    sent = ranks.bytes_sent - before
+    pairs |= {
+        "again": (H.matmul(W), alone.to_dense() @ W),
+        "gradient": (H.bilinear_grad(V, W), alone.bilinear_grad(V, W)),
+        "whole gradient": (H.bilinear_grad(V @ V.T), alone.bilinear_grad(V @ V.T)),
+        "rows": (H.rows(idx), alone.to_dense()[idx]),
+        "block": (H.block(idx), alone.to_dense()[idx][:, idx]),
+        "dense": (H.to_dense(), alone.to_dense()),
+        "cross": (H.cross(new).matmul(V), alone.cross(new).to_dense() @ V),
+        "few": (H.cross(new[:3]).matmul(V), alone.cross(new[:3]).to_dense() @ V),
+    }
+    errors = {k: float((a - b).abs().max() / b.abs().max()) for k, (a, b) in pairs.items()}
+    stored = ranks.together(count_stored, H.number()) / len(X) ** 2
+    single = operators(X, keep, torch.float32)[0]
+    exact = single.matmul(V)  # In the precision of V, which exceeds that of the operator.
+    errors["precise"] = float((exact - pairs["product"][1]).abs().max() / exact.abs().max())
+    return errors, stored.tolist(), sent, H.epochs
+
+
+def ask_for_products(keep):
+    with distribute() as ranks:
+        errors, stored, sent, epochs = Asked().ask(compare_products, keep)
+        return errors, stored, sent, epochs, ranks.bytes_sent
+
+
+@pytest.mark.parametrize(
+    "size, keep",
+    [(3, True), *(pytest.param(*case, marks=pytest.mark.slow) for case in [(2, False), (2, True)])],
+)
+def test_products_of_ranks_are_those_of_one_process(size, keep):
+    answers = launch(size, ask_for_products, keep)
+    assert codes(answers) == [0] * size, answers
+    errors, stored, sent, epochs, _ = answers[0][1]
+    assert all(answer[:4] == answers[0][1][:4] for _, answer in answers)
+    # The operator in single precision has its own hyperparameters' rounding, but not its products'.
+    assert errors.pop("precise") < 1e-6
+    assert max(errors.values()) < 1e-12, errors
+    # Each rank keeps its own half tiles, and at two ranks far less than 60 % of H.
+    assert sum(stored) == pytest.approx(keep * 0.5, rel=0.2)
+    assert max(stored) <= 0.6 / size
+    n, s, header = 1501, 7, 2048
+    assert sent == (size - 1) * (header + 8 * n * s)
+    assert epochs == pytest.approx(6 + 3 / n + (3 / n) ** 2)
+
+
+# ---------------------------------------------------------------- fits
+
+
+ESTIMATORS = {
+    "iterative": IterativeGPRegressor(
+        solver="cg", gradient="pathwise", posterior="pathwise", solver_tol=1e-9, dtype="float64"
+    ),
+    "truncated": RRCGRegressor(small_table="method", posterior="solve", solver_tol=1e-9),
+}
+
+
+def fitted(name, in_context=True, **parameters):
+    """Fit and predict; returns numbers to compare, a hash of the fitted attributes and bytes."""
+    X, y = table()
+    model = ESTIMATORS[name].set_params(random_state=0, n_probes=8, **parameters)
+
+    def answer():
+        model.fit(X, y)
+        mean, std = model.predict(X[:800], return_std=True)
+        numbers = np.concatenate([model.kernel_.theta, mean, std])
+        attributes = {k: v for k, v in sorted(vars(model).items()) if isinstance(v, np.ndarray)}
+        data = b"".join(np.ascontiguousarray(a).tobytes() for a in attributes.values())
+        data += numbers.tobytes() + str((*attributes, model.fit_report_, model.history_)).encode()
+        return numbers, md5(data).hexdigest(), len(attributes)
+
+    warnings.simplefilter("ignore")
+    if not in_context:
+        return answer()
+    with distribute() as ranks:
+        return *answer(), ranks.bytes_sent
+
+
+def assert_same_fits(size, name, **parameters):
+    answers = launch(size, fitted_with, name, parameters)
+    assert codes(answers) == [0] * size, answers
+    alone = fitted(name, in_context=False, **parameters)[0]
+    found = [answer for _, answer in answers]
+    np.testing.assert_allclose(found[0][0], alone, rtol=0, atol=1e-6)
+    assert len({hashed for _, hashed, _, _ in found}) == 1 and found[0][2] >= 3
+    assert all(sent > 10 * 8 * 1501 for *_, sent in found)  # The products were shared.
+
+
+def fitted_with(name, parameters):
+    return fitted(name, **parameters)
+
+
+def test_fit_of_two_ranks():
+    """The final solve and the predictions, without training."""
+    assert_same_fits(2, "iterative", optimizer=None)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("name", ESTIMATORS)
+def test_training_of_ranks_is_that_of_one_process(size, name):
+    assert_same_fits(size, name, max_iter=2, subset_size=None)
+
+
+# ---------------------------------------------------------------- ranks that differ, fail or end
+
+
+def differ(kind):
+    rank = int(os.environ["RANK"])
+    X, y = table(n=50)
+    model = RFFRegressor(n_components=8, max_iter=2, random_state=0)
+    with distribute() as ranks:
+        if kind == "data" and rank == 1:
+            X[7, 1] += 1e-9
+        if kind == "parameter" and rank == 1:
+            model.set_params(n_components=9)
+        if kind == "absent" and rank == 1:
+            return "left"
+        model.fit(X, y)
+        return ranks.rank
+
+
+@pytest.mark.parametrize(
+    "kind, text",
+    [
+        ("data", "X is an array of 50 x 3 float64 .* at rank 0 and .* at rank 1"),
+        ("parameter", "parameter n_components is 8 at rank 0 and 9 at rank 1"),
+        ("absent", "rank 1 does not take part"),
+    ],
+)
+def test_ranks_that_differ_say_so(kind, text):
+    answers = launch(2, differ, kind)
+    expected = [3, 0] if kind == "absent" else [3, 3]
+    assert codes(answers) == expected, answers
+    for code, answer in answers:
+        if code:
+            with pytest.raises(AssertionError, match=text):
+                raise AssertionError(answer)
+
+
+def die(ranks, number, V):
+    """Rank 2 ends in its second product."""
+    if ranks.rank == 2:
+        os._exit(9)
+    return ranks.total(V)
+
+
+def product_of_the_dead():
+    H = operators(table()[0], False)[0]
+    H.matmul(normal(1501, 2))
+    leading().together(die, H.number(), tensors=[normal(1501, 2)])
+
+
+def fail(ranks, V):
+    if ranks.rank == 1:
+        raise MemoryError("no room for a tile")
+    return ranks.total(V)
+
+
+def task_that_fails():
+    leading().together(fail, tensors=[normal(1501, 2)])
+
+
+def ask(question):
+    with distribute(timeout=20):
+        Asked().ask(question)
+
+
+def test_rank_that_dies_in_a_product_is_named_by_all_others():
+    answers = launch(3, ask, product_of_the_dead, seconds=60)
+    assert codes(answers) == [3, 3, 9], answers
+    assert all("rank 2 has ended" in text for _, text in answers[:2]), answers
+
+
+def test_rank_that_fails_is_named_by_all_others():
+    answers = launch(3, ask, task_that_fails, seconds=60)
+    assert codes(answers) == [3, 3, 3], answers
+    text = "rank 1 failed with MemoryError: no room for a tile"
+    assert all(text in answer for _, answer in answers), answers
+
+
+def wrong_table():
+    X, y = table(n=50)
+    y[3] = np.nan
+    with distribute():
+        model = RFFRegressor(n_components=8)
+        try:
+            model.fit(X, y)
+        except ValueError as error:
+            said = str(error)
+        y[3] = 0
+        model.fit(X, y)
+        return said, model.n_iter_, model.predict(X[:3]).tolist()
+
+
+def test_errors_of_rank_0_are_those_of_all_and_later_calls_work():
+    """An estimator without shared products is fitted by rank 0, too, for all ranks."""
+    answers = launch(2, wrong_table)
+    assert codes(answers) == [0, 0], answers
+    assert answers[0] == answers[1]
+    assert "NaN" in answers[0][1][0]
+
+
+# ---------------------------------------------------------------- one process
+
+
+def test_group_alone_shares_nothing_and_context_needs_one():
+    with pytest.raises(RuntimeError, match="torchrun"), distribute():
+        pass
+    with pytest.raises(ValueError, match="timeout"), distribute(timeout=-1):
+        pass
+    with pytest.raises(ValueError, match="rows must be"), distribute(rows="own"):
+        pass
+    assert leading() is None
