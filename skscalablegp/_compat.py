@@ -46,6 +46,8 @@ It supports scikit-learn >= 1.6 and SciPy >= 1.11, and provides:
 ``ParametersInDiagrams``
     A base class for the tables of parameters in scikit-learn's diagrams. It marks what the method
     ``_shown_parameters`` says, where scikit-learn marks every nested parameter as set by the user.
+``grown_nodes``, ``boosted_nodes``
+    The nodes of fitted trees as arrays.
 ``NamedEstimators``
     A base class for estimators over a list ``estimators`` of (name, estimator) pairs. List it first
     among the bases. The estimators, by name, and their parameters, such as ``trees__max_iter``, are
@@ -59,7 +61,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 from scipy.stats import qmc
@@ -170,6 +172,67 @@ def callbacks_under_way(estimator: Any) -> dict[str, Any]:
     """The attributes in which ``fit_context`` finds the callbacks that it has to tear down."""
     names = ("_callback_fit_ctx", "_skl_callbacks_to_teardown")
     return {name: vars(estimator)[name] for name in names if name in vars(estimator)}
+
+
+class TreeNodes(NamedTuple):
+    """The nodes of a tree. A row goes to the left if its entry is at most the threshold.
+
+    Attributes
+    ----------
+    left, right : ndarray of shape (k,)
+        Numbers of the children; -1 in leaves.
+    feature : ndarray of shape (k,)
+        The columns that are compared.
+    threshold : ndarray of shape (k,)
+    missing_left : ndarray of bool of shape (k,)
+        Whether rows with a missing entry go to the left.
+    value : ndarray of shape (k, q)
+        Predictions of the leaves.
+    """
+
+    left: np.ndarray
+    right: np.ndarray
+    feature: np.ndarray
+    threshold: np.ndarray
+    missing_left: np.ndarray
+    value: np.ndarray
+
+
+def grown_nodes(model: Any, classes: bool) -> TreeNodes:
+    """The nodes of a decision tree; with `classes` their values are probabilities."""
+    tree = model.tree_
+    value = tree.value[:, 0] if classes else tree.value[:, :, 0]
+    if classes:  # counts before scikit-learn 1.3
+        value = value / value.sum(1, keepdims=True)
+    missing = np.asarray(tree.missing_go_to_left, dtype=bool)
+    parts = (tree.children_left, tree.children_right, tree.feature, tree.threshold, missing)
+    return TreeNodes(*parts, np.asarray(value, dtype=np.float64))
+
+
+def boosted_nodes(model: Any) -> tuple[list[TreeNodes], np.ndarray, str] | None:
+    """The trees of histogram-based boosting, one after the other for each output and iteration.
+
+    Returns
+    -------
+    trees : list of TreeNodes
+    baseline : ndarray of shape (q,)
+        What is added to the sum of the trees of each output.
+    link : {"identity", "log", "logit", "multinomial"}
+        The function whose inverse gives the prediction. The whole is None with categorical
+        features, whose nodes compare sets.
+    """
+    if model.is_categorical_ is not None and np.any(model.is_categorical_):
+        return None
+    trees = []
+    for nodes in (tree.nodes for iteration in model._predictors for tree in iteration):
+        leaf = nodes["is_leaf"] != 0
+        left, right = (np.where(leaf, -1, nodes[s].astype(np.int64)) for s in ("left", "right"))
+        missing = nodes["missing_go_to_left"] != 0
+        at = nodes["feature_idx"], nodes["num_threshold"], missing
+        trees.append(TreeNodes(left, right, *at, nodes["value"][:, None]))
+    links = {"IdentityLink": "identity", "LogLink": "log", "LogitLink": "logit"}
+    name = type(model._loss.link).__name__
+    return trees, np.ravel(model._baseline_prediction), links.get(name, "multinomial")
 
 
 class FitEvents:

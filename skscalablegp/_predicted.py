@@ -257,7 +257,7 @@ def unwrapped(estimator: Any, X: Any) -> tuple[Any, Any]:
         if isinstance(estimator, Pipeline) and len(estimator) > 1:
             # pipeline.predict(X, return_std=True) would fail if metadata routing is enabled.
             X = estimator[:-1].transform(X)
-        inner = _inner(estimator)
+        inner = inner_of(estimator)
         if inner is None:
             return estimator, X
         estimator = inner
@@ -265,13 +265,13 @@ def unwrapped(estimator: Any, X: Any) -> tuple[Any, Any]:
 
 def core_of(estimator: Any) -> Any:
     """The innermost estimator of pipelines, fitted searches and transformed targets."""
-    inner = _inner(estimator)
+    inner = inner_of(estimator)
     if inner is None and isinstance(estimator, TransformedTargetRegressor):
         inner = getattr(estimator, "regressor_", None)
     return estimator if inner is None else core_of(inner)
 
 
-def _inner(estimator: Any) -> Any:
+def inner_of(estimator: Any) -> Any:
     """The estimator whose targets are those of a pipeline or fitted search; None for others."""
     if isinstance(estimator, Pipeline):
         return estimator[-1]

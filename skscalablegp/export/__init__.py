@@ -4,6 +4,6 @@ from ..kernels import NotExportable
 from ._functions import FunctionDraws, draw_functions
 from ._onnx import export_onnx
 from ._optimisation import as_botorch
-from ._torch import GPModule, to_torch
+from ._torch import ClassModule, GPModule, to_torch
 
-__all__ = ["FunctionDraws", "GPModule", "NotExportable"]
+__all__ = ["ClassModule", "FunctionDraws", "GPModule", "NotExportable"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import warnings
 from collections.abc import Iterator
@@ -12,12 +13,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from ._torch import GPModule, require, to_torch
+from ..kernels import NotExportable
+from ._torch import ClassModule, GPModule, require, to_torch
 
 # The largest error of a file, in standard deviations of the targets, by precision.
 _ERROR = {"float32": 1e-4, "float64": 1e-6}
-# Rows at which a file is compared with the model.
-_CHECKED = 64
 
 
 def export_onnx(
@@ -28,15 +28,18 @@ def export_onnx(
     dtype: str = "float64",
     rows: Any = None,
 ) -> None:
-    """Write a fitted regressor as an ONNX file, which needs neither torch nor this package.
+    """Write a fitted model as an ONNX file, which needs neither torch nor this package.
 
     The file has the input "X" of shape (m, d), for any m, and the outputs "mean" and "std", of
-    shape (m,) or (m, t), in the units of the table. The scaling is inside.
+    shape (m,) or (m, t), in the units of the table. The scaling is inside. The output of a
+    classifier is "probabilities" (m, c), and the file's metadata have its labels as a JSON list
+    "classes".
 
     Parameters
     ----------
     model : estimator
-        A fitted regressor of this package, or a `Pipeline` of scalers and one, as in `to_torch`.
+        A fitted regressor or classifier of this package, or a `Pipeline` of scalers and one, as in
+        `to_torch`.
     path : str or path-like
         The file; an existing one is replaced.
     return_std : bool, default=True
@@ -58,7 +61,8 @@ def export_onnx(
         A TypeError, as in `to_torch`, before anything is written.
     ValueError
         For another dtype, without rows where they are required, and if the error at these rows is
-        above 1e-4 of the target's standard deviation in single precision (1e-6 in double).
+        above 1e-4 of the target's standard deviation, or of a probability, in single precision
+        (1e-6 in double).
     NotFittedError
         Before `fit`.
 
@@ -101,31 +105,26 @@ def export_onnx(
     _written(module, dtype).save(str(Path(path)))
 
 
-def _check(exact: GPModule, module: GPModule, rows: np.ndarray, dtype: str) -> None:
+def _check(exact: Any, module: Any, rows: np.ndarray, dtype: str) -> None:
     """Raise a ValueError if the precision is too little for the model at these rows."""
     X = torch.as_tensor(rows)
     with torch.no_grad():
         pairs = zip(_listed(exact(X)), _listed(module(X.to(getattr(torch, dtype)))), strict=True)
-        unit = exact.process.y_std.max() if exact.process.y_std.max() != 1 else _spread(exact, X)
+        unit = exact.unit(X)
         error = max(float((found.double() - right).abs().max()) for right, found in pairs)
-    if not error <= _ERROR[dtype] * float(unit):
+    if not error <= _ERROR[dtype] * unit:
+        of = "" if exact.outputs == ("probabilities",) else " of the target's standard deviation"
         raise ValueError(
             f"In dtype={dtype!r} predictions at these rows would be wrong by up to "
-            f"{error / float(unit):.1e} of the target's standard deviation, more than "
-            f"{_ERROR[dtype]:g}: use dtype='float64'."
+            f"{error / unit:.1e}{of}, more than {_ERROR[dtype]:g}: use dtype='float64'."
         )
-
-
-def _spread(exact: GPModule, X: torch.Tensor) -> torch.Tensor:
-    """The scale of targets that were not normalised: that of their predictions."""
-    return _listed(exact(X))[0].std(0).max()
 
 
 def _listed(outputs: Any) -> list[torch.Tensor]:
     return [outputs] if isinstance(outputs, torch.Tensor) else list(outputs)
 
 
-def _written(module: GPModule, dtype: str) -> Any:
+def _written(module: GPModule | ClassModule, dtype: str) -> Any:
     """The module as an ONNX program."""
     X = torch.zeros(3, module.n_features, dtype=getattr(torch, dtype))
     shapes = ({0: torch.export.Dim("rows")},)
@@ -134,16 +133,23 @@ def _written(module: GPModule, dtype: str) -> Any:
             module, (X,), None, dynamo=True, verbose=False, input_names=["X"], dynamic_shapes=shapes
         )
     graph = program.model.graph
+    if dtype == "float64" and any(node.op_type == "Erf" for node in graph):
+        raise NotExportable(
+            "ONNX Runtime has no error function in double precision, which the probit link needs: "
+            "use dtype='float32', or Bernoulli(link='logit')."
+        )
     # Names of operations, such as "mean", must not be those of outputs.
-    for name in set(graph.initializers) & {"mean", "std"}:
+    for name in set(graph.initializers) & set(module.outputs):
         value = graph.initializers.pop(name)
         value.name = f"constant_{name}"
         graph.register_initializer(value)
     for number, node in enumerate(graph):
         for output in node.outputs:
             output.name = f"v{number}_{output.index()}"
-    for output, name in zip(graph.outputs, ("mean", "std"), strict=False):
+    for output, name in zip(graph.outputs, module.outputs, strict=True):
         output.name = name
+    if isinstance(module, ClassModule):
+        program.model.metadata_props["classes"] = json.dumps(module.classes)
     return program
 
 

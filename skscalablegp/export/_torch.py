@@ -7,13 +7,15 @@ from typing import Any
 
 import torch
 from jaxtyping import Float
+from sklearn.base import is_classifier
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor, nn
 
-from ..core import FittedProcess, fitted_process
+from .._predicted import core_of
+from ..core import FittedProcess, GPModel, fitted_process
 from ..core.posteriors import ProcessModule
 from ..kernels import NotExportable
-from ._steps import split_pipeline
+from ..meta import probability_module, split_steps
 
 
 class GPModule(nn.Module):
@@ -55,6 +57,19 @@ class GPModule(nn.Module):
         self.steps, self.process = nn.Sequential(*steps), process
         self.return_std, self.n_features = return_std, n_features
 
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """Names of what calls return."""
+        return ("mean", "std") if self.return_std else ("mean",)
+
+    def unit(self, X: Float[Tensor, "m d"]) -> float:
+        """What errors of the outputs are compared with: the standard deviation of the targets.
+
+        Targets that were not normalised have the scale of their predictions.
+        """
+        scale = self.process.y_std.max()
+        return float(scale if scale != 1 else self.process.mean(self.steps(X)).std(0).max())
+
     def forward(self, X: Float[Tensor, "m d"]) -> Tensor | tuple[Tensor, Tensor]:
         """Predict rows.
 
@@ -83,8 +98,65 @@ def _squeezed(values: Tensor) -> Tensor:
     return values[:, 0] if values.shape[1] == 1 else values
 
 
-def to_torch(model: Any, return_std: bool = True) -> GPModule:
-    """A fitted regressor as a torch module, with the scaling of rows and targets inside.
+class ClassModule(nn.Module):
+    """A fitted classifier as a function of rows, which `to_torch` makes.
+
+    Parameters
+    ----------
+    steps : sequence of nn.Module
+        Transformations of the rows before the model.
+    below : nn.Module
+        Maps rows to probabilities.
+    classes : list
+        The labels, in the order of the probabilities.
+    n_features : int
+        Number of columns.
+
+    See Also
+    --------
+    to_torch : Makes such a module.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import torch
+    >>> from skscalablegp import SVGPClassifier, to_torch
+    >>> X = np.linspace(0, 6, 60)[:, None]
+    >>> y = np.where(np.sin(X[:, 0]) > 0, "high", "low")
+    >>> module = to_torch(SVGPClassifier(n_inducing=15, random_state=0).fit(X, y))
+    >>> module.classes
+    ['high', 'low']
+    """
+
+    outputs = ("probabilities",)
+
+    def __init__(self, steps: list[nn.Module], below: nn.Module, classes: list, n_features: int):
+        super().__init__()
+        self.steps, self.below = nn.Sequential(*steps), below
+        self.classes, self.n_features = classes, n_features
+
+    def forward(self, X: Float[Tensor, "m d"]) -> Float[Tensor, "m c"]:
+        """Predict rows.
+
+        Parameters
+        ----------
+        X : Tensor of shape (m, d)
+            Rows in the units of the training table, in the module's precision.
+
+        Returns
+        -------
+        probabilities : Tensor of shape (m, c)
+            In the order of `classes`.
+        """
+        return self.below(self.steps(X))
+
+    def unit(self, X: Float[Tensor, "m d"]) -> float:
+        """What errors of the outputs are compared with: one, for probabilities."""
+        return 1.0
+
+
+def to_torch(model: Any, return_std: bool = True) -> GPModule | ClassModule:
+    """A fitted model as a torch module, with the scaling of rows and targets inside.
 
     The module needs torch alone. It is differentiable in its input, and `torch.export` accepts it
     with any number of rows.
@@ -92,25 +164,28 @@ def to_torch(model: Any, return_std: bool = True) -> GPModule:
     Parameters
     ----------
     model : estimator
-        A fitted regressor of this package, or a `Pipeline` that ends in one, after steps that scale
-        columns (StandardScaler, MinMaxScaler, MaxAbsScaler, RobustScaler).
+        A fitted regressor or classifier of this package, a `Pipeline` that ends in one, after steps
+        that scale columns (StandardScaler, MinMaxScaler, MaxAbsScaler, RobustScaler), or a search
+        over these. Regressors over members may have scikit-learn's linear models, trees, forests
+        and histogram-based boosting as members.
     return_std : bool, default=True
-        Whether the module returns standard deviations beside means. Without them it is smaller: an
-        exact model of n rows needs an n x n matrix for its standard deviations, and its rows for
-        the mean.
+        Whether the module of a regressor returns standard deviations beside means. Without them it
+        is smaller: an exact model of n rows needs an n x n matrix for its standard deviations, and
+        its rows for the mean.
 
     Returns
     -------
-    module : GPModule
-        Maps rows (m, d), float64, to means (m,) or (m, t), and standard deviations. It is in double
-        precision on the CPU; ``module.float()`` and ``module.to("cuda")`` convert it.
+    module : GPModule or ClassModule
+        Maps rows (m, d), float64, to means (m,) or (m, t), and standard deviations; that of a
+        classifier to probabilities (m, c). It is in double precision on the CPU;
+        ``module.float()`` and ``module.to("cuda")`` convert it.
 
     Raises
     ------
     NotExportable
         A TypeError, before any work: for kernels that run their own NumPy code, for standard
-        deviations that need a linear solve for every row, for regressors of other packages, and for
-        classifiers.
+        deviations that need a linear solve for every row, for automatic models of tables with
+        categories or dates, and for models and members of other packages.
     NotFittedError
         Before `fit`.
 
@@ -122,8 +197,12 @@ def to_torch(model: Any, return_std: bool = True) -> GPModule:
     Notes
     -----
     The module computes in double precision what a model with ``dtype="float32"`` predicts in
-    single. It has no checks: rows of another scale, columns in another order and missing values are
-    the caller's business, and categories enter as the codes that the model was fitted with.
+    single. It has no checks: rows of another scale and columns in another order are the caller's
+    business, and categories enter as the codes that the model was fitted with. Missing values, as
+    NaN, are for `AutoGPRegressor` and `AutoGPClassifier` only.
+
+    Trees are walked one level at a time, all at once. Their gradient in the rows is zero, so that a
+    mixture has the gradient of its other members.
 
     Examples
     --------
@@ -136,9 +215,16 @@ def to_torch(model: Any, return_std: bool = True) -> GPModule:
     >>> bool(np.allclose(mean.numpy(), gp.predict([[1.0], [2.0]])))
     True
     """
-    steps, process = process_of(model)
-    return_std = bool(return_std)
-    module = GPModule(steps, process.module(return_std), return_std, model.n_features_in_)
+    return_std, last = bool(return_std), core_of(model)
+    module: GPModule | ClassModule
+    if isinstance(last, GPModel) and is_classifier(last):
+        check_is_fitted(last)
+        steps, _ = split_steps(model)
+        classes, d = last.classes_.tolist(), model.n_features_in_
+        module = ClassModule(steps, probability_module(last), classes, d)
+    else:
+        steps, process = process_of(model)
+        module = GPModule(steps, process.module(return_std), return_std, model.n_features_in_)
     return module.eval().requires_grad_(False)
 
 
@@ -161,7 +247,7 @@ def process_of(model: Any) -> tuple[list[nn.Module], FittedProcess]:
     NotExportable
         For regressors of other packages, and for steps that do more than scale columns.
     """
-    steps, regressor = split_pipeline(model)
+    steps, regressor = split_steps(model)
     check_is_fitted(regressor)
     process = fitted_process(regressor)
     if process is None:

@@ -277,9 +277,24 @@ def _check_model(model: GPModel, state: Mapping[str, Any]) -> None:
         right = _is_number(value, int if whole else float) and np.isfinite(value)
         if not (right and (value > 0 if sign else value >= 0)):
             raise ModelFileError(f"{name} is {value!r:.60}, which it cannot be")
+    _check_targets(state)
     if "n_iter_" in state and state.get("kernel_") is not None:
         d = state.get("n_features_in_") if model._kernel_sees_rows() else None
         _check_kernel(state["kernel_"], "kernel_", d)
+
+
+def _check_targets(state: Mapping[str, Any]) -> None:
+    """There is one mean and one scale of targets, or one for each target."""
+    y, below = state.get("y_train_"), getattr(state.get("estimator_"), "_y_train_mean", None)
+    if isinstance(y, np.ndarray):
+        t = y.shape[1] if y.ndim == 2 else 1
+    elif "estimator_" in state:
+        t = 1 if below is None else np.size(below)
+    else:
+        return
+    for name in ("_y_train_mean", "_y_train_std"):
+        if np.size(state.get(name, 0.0)) not in (1, t):
+            raise ModelFileError(f"{name} is for {np.size(state[name])} targets, and there are {t}")
 
 
 def _check_kernel(kernel: Any, name: str, d: int | None) -> None:

@@ -55,6 +55,8 @@ TYPES = {
     "sklearn.utils._metadata_requests.MetadataRequest",
     "sklearn.utils._metadata_requests.MethodMetadataRequest",
 }
+# Compiled objects of unchecked state; estimators that have them can do without.
+_SEARCH_TREES = ("sklearn.neighbors._kd_tree.", "sklearn.neighbors._ball_tree.")
 _METRICS = ("r2_score", "max_error", "mean_squared_error", "root_mean_squared_error")
 _METRICS += ("mean_absolute_error", "median_absolute_error", "mean_absolute_percentage_error")
 TYPES |= {f"sklearn.metrics._regression.{name}" for name in _METRICS}
@@ -117,10 +119,13 @@ def dumps(value: Any) -> tuple[bytes, list[str], list[Any]]:
     unknown = [name for name in types if name not in TYPES]
     if unknown:
         own = [name for name in unknown if name.partition(".")[0] not in ("sklearn", "numpy")]
-        remedy = ": call skscalablegp.files.register with it before save, and before load"
+        remedy = ""
+        if own:
+            remedy = ": call skscalablegp.files.register with it before save, and before load"
+        elif any(name.startswith(_SEARCH_TREES) for name in unknown):
+            remedy = ": fit with algorithm='brute', which finds the same neighbours without a tree"
         raise TypeError(
-            f"inside a {type(value).__name__}, files may not have {', '.join(unknown)}"
-            + (remedy if own else "")
+            f"inside a {type(value).__name__}, files may not have {', '.join(unknown)}{remedy}"
         )
     return data, types, models
 

@@ -20,6 +20,7 @@ from sklearn.model_selection import (
 )
 from sklearn.pipeline import Pipeline
 from sklearn.utils import check_consistent_length
+from torch import nn
 
 from .._validation import check_magnitude, validated
 from ..core import SMALL_TABLE, FitRun, GPModel
@@ -167,6 +168,10 @@ class AutoBase:
     def _training_only(self: Any) -> tuple[str, ...]:
         held = ("held_out_", "held_out_mean_", "held_out_std_", "held_out_proba_")
         return (*super()._training_only(), *held)
+
+    def _input_module(self: Any) -> nn.Module:
+        """The table of numbers that members take, from one of plain numbers."""
+        return self._encoder.module()
 
     def _encoded(self: Any, X: Any) -> np.ndarray:
         """New rows in the columns of the fit."""

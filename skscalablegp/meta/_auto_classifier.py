@@ -11,6 +11,7 @@ from scipy.optimize import minimize_scalar
 from scipy.special import log_softmax, softmax
 from sklearn.base import MetaEstimatorMixin
 from sklearn.utils.validation import check_is_fitted
+from torch import nn
 
 from .._compat import fit_context
 from ..core import FitRun, GPClassifierBase
@@ -19,6 +20,7 @@ from ._auto_base import AutoBase, Rows, Trial
 from ._leaderboard import Leaderboard, LeaderboardRow
 from ._members import Candidate, class_candidates
 from ._pool import LEAST_WEIGHT, clearly_smaller, mixture_weights
+from ._posterior_modules import PooledClasses
 
 # Probabilities below this count as this, so that one row cannot decide a comparison.
 _LEAST = 1e-6
@@ -350,6 +352,10 @@ class AutoGPClassifier(AutoBase, MetaEstimatorMixin, GPClassifierBase):
             for weight, inner in zip(self.weights_, self.estimators_, strict=True)
         )
         return softmax(np.log(np.maximum(pooled, _LEAST)) / self.temperature_, axis=1)
+
+    def _as_module(self) -> nn.Module:
+        pool = self.estimators_, self.weights_, len(self.classes_), self.temperature_, _LEAST
+        return nn.Sequential(self._input_module(), PooledClasses(*pool))
 
     def _build_posterior(self) -> Posterior:
         raise TypeError("An average of classifiers has no posterior of its own: see estimators_.")

@@ -9,7 +9,12 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
+import torch
+from jaxtyping import Float
 from sklearn.utils import check_array
+from torch import Tensor, nn
+
+from ..kernels import NotExportable
 
 # Largest number of categories that get a column each.
 _MOST_LEVELS = 20
@@ -132,6 +137,23 @@ class TableEncoder:
                 at += 1
         return encoded
 
+    def module(self) -> nn.Module:
+        """`transform` as a torch module, for tables of numbers and missing numbers.
+
+        Raises
+        ------
+        NotExportable
+            For a column of dates, durations or categories.
+        """
+        for column in self._columns:
+            if column.kind not in ("number", "boolean"):
+                raise NotExportable(
+                    f"Column {column.name!r} holds {_PLURAL[column.kind]}, and an exported model "
+                    "takes numbers alone: turn the column into numbers before the fit, for example "
+                    "by a OneHotEncoder."
+                )
+        return _EncoderModule(self._columns)
+
     def describe(self) -> list[str]:
         """What becomes of the columns that are not plain numbers.
 
@@ -153,6 +175,30 @@ class TableEncoder:
             else f"{group[0][0]}: {group[0][1]}"
             for many, group in groups.items()
         ]
+
+
+class _EncoderModule(nn.Module):
+    """Columns of numbers with their medians in place of NaN, and columns that say where."""
+
+    medians: Tensor
+
+    def __init__(self, columns: list[_Numbers]):
+        super().__init__()
+        medians = torch.tensor([column.median for column in columns], dtype=torch.float64)
+        self.register_buffer("medians", medians)
+        self._missing = [j for j, column in enumerate(columns) if column.had_missing]
+        # A column that says where comes after the column that it is about.
+        self._order = list(range(len(columns)))
+        for k, j in enumerate(self._missing):
+            self._order.insert(self._order.index(j) + 1, len(columns) + k)
+
+    def forward(self, X: Float[Tensor, "m d"]) -> Float[Tensor, "m q"]:
+        missing = X.isnan()
+        filled = torch.where(missing, self.medians, X)
+        if not self._missing:
+            return filled
+        where = missing[:, self._missing].to(X.dtype)
+        return torch.cat([filled, where], 1)[:, self._order]
 
 
 class _Numbers:

@@ -19,6 +19,8 @@ from ..core.posteriors import Draws, Moments, Posterior, Rows
 from ..core.training import SHARES
 from ..models.experts import PoERegressor
 from ._below import MetaRegressorBase, told_noise
+from ._modules import predictor_module
+from ._posterior_modules import ShiftedModule
 from ._unseen import Trial, Unseen, conclude, first_line
 
 # Number of rows that are left out to compare fits with the mean function and without it; the share
@@ -356,6 +358,13 @@ class ShiftedPosterior(Posterior):
     def moments(self, X: Float[Tensor, "m d"]) -> Moments:
         moments = self._below.moments(self._rows(X))
         return moments._replace(mean=moments.mean.cpu().double() + self._shift(X))
+
+    def module(self, with_variance: bool = True) -> ShiftedModule:
+        factor = self._weight / np.ravel(self._process.y_std)[0]
+        used = self._mean_function if self._weight else None
+        mean = None if used is None else predictor_module(used, with_variance=False)
+        inputs = self._process.input_module()
+        return ShiftedModule(inputs, self._below.module(with_variance), mean, factor)
 
     def variance(self, X: Float[Tensor, "m d"]) -> Float[Tensor, " m"]:
         return self._below.variance(self._rows(X))

@@ -15,9 +15,11 @@ from sklearn.exceptions import ConvergenceWarning
 from sklearn.gaussian_process.kernels import ConstantKernel, Matern, WhiteKernel
 from sklearn.model_selection import KFold, cross_val_predict
 from sklearn.pipeline import make_pipeline
+from torch import nn
 
 from ..core import fitted_process
 from ..core.data import column_moments
+from ..core.posteriors import Affine
 from ..core.training import QuasiNewton, StopTraining
 from ..models.fourier import RFFRegressor
 
@@ -263,6 +265,9 @@ class _Standardised(TransformerMixin, BaseEstimator):
 
     def transform(self, F: np.ndarray) -> np.ndarray:
         return (F - self.mean_) / self.scale_
+
+    def _as_module(self) -> nn.Module:
+        return Affine(self.mean_, self.scale_)
 
 
 def _staged(name, boosting, F, target, log_link, folds, check_time):

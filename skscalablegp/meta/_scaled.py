@@ -16,6 +16,7 @@ from .._predicted import predict_std, unwrapped
 from ..core import FittedProcess, LeftOut, fitted_process
 from ..core.posteriors import Draws, Moments, Posterior, Rows
 from ._noise import NoiseModel
+from ._posterior_modules import ScaledModule
 
 # Normal quantiles at which a fitted shape of tails is tabulated.
 _NODES = np.linspace(-8, 8, 321)
@@ -153,6 +154,12 @@ class ScaledPosterior(Posterior):
     def moments(self, X: Float[Tensor, "m d"]) -> Moments:
         mean, latent, noise, _ = map(torch.as_tensor, self._scaled.moments(X.numpy()))
         return Moments(mean[:, None], latent, noise)
+
+    def module(self, with_variance: bool = True) -> ScaledModule:
+        """Modules of regressors of other packages are in ``_modules``."""
+        of = self._scaled
+        settings = of.extra, of.floor, of.sees_mean
+        return ScaledModule(of.inner, of.noise, *settings, with_variance)
 
     def covariance(self, X: Float[Tensor, "m d"]) -> Float[Tensor, "m m"]:
         _, latent, _, factor = map(torch.as_tensor, self._scaled.moments(X.numpy()))

@@ -18,6 +18,7 @@ from ..models.neighbors import NNGPRegressor
 from ._below import MetaRegressorBase, mean_square, noise_weights
 from ._leaderboard import Leaderboard, LeaderboardRow
 from ._pool import LEAST_WEIGHT, mean_crps, mixed, negative_log_density, stacking_weights
+from ._posterior_modules import StackedModule
 from ._scaled import Scaled, ScaledPosterior
 from ._trees import BoostedTrees, RandomizedTrees
 from ._unseen import FAILURES, Trial, Unseen, conclude, first_line
@@ -437,6 +438,9 @@ class StackedPosterior(Posterior):
             weight * (each.variance + (each.mean - mean)[:, 0] ** 2) for weight, each in moments
         )
         return Moments(mean, variance, sum(weight * each.noise for weight, each in moments))
+
+    def module(self, with_variance: bool = True) -> StackedModule:
+        return StackedModule([(weight, part.module(with_variance)) for weight, part in self._parts])
 
     def covariance(self, X: Float[Tensor, "m d"]) -> Float[Tensor, "m m"]:
         mean, total = self.mean(X), 0.0

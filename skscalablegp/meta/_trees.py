@@ -6,13 +6,17 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import torch
+from jaxtyping import Float
 from sklearn.base import BaseEstimator, RegressorMixin
 from sklearn.ensemble import ExtraTreesRegressor, HistGradientBoostingRegressor
 from sklearn.linear_model import LinearRegression
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted
+from torch import Tensor
 
 from ..core.training import Budget
+from ._modules import PredictorModule, PredictorMoments, predictor_module
 
 # Leaves of a tree, and whether the trees learn the errors of a linear model.
 _CANDIDATES = ((31, False), (127, False), (127, True))
@@ -145,6 +149,9 @@ class BoostedTrees(RegressorMixin, BaseEstimator):
         trees = self.trees_.predict(X)
         return trees if self.line_ is None else self.line_.predict(X) + trees
 
+    def _as_module(self) -> PredictorModule:
+        return BoostedTreesModule(self)
+
 
 def _fit(X, y, sample_weight, seed, leaves, on_a_line, budget):
     """A line or None, the trees on its errors, and whether time has left out some."""
@@ -216,3 +223,32 @@ class RandomizedTrees(RegressorMixin, BaseEstimator):
             return self.trees_.predict(X)
         each = np.stack([tree.predict(X) for tree in self.trees_.estimators_])
         return each.mean(0), np.sqrt(each.var(0) + self.least_)
+
+    def _as_module(self) -> PredictorModule:
+        return RandomizedTreesModule(self)
+
+
+class BoostedTreesModule(PredictorModule):
+    """`BoostedTrees` as a torch module."""
+
+    def __init__(self, of: BoostedTrees):
+        super().__init__(predictor_module(of.trees_).below)
+        self.line = None if of.line_ is None else predictor_module(of.line_)
+
+    def mean(self, X: Float[Tensor, "m d"]) -> Float[Tensor, " m"]:
+        trees = self.below(X)
+        return trees if self.line is None else self.line.mean(X) + trees
+
+
+class RandomizedTreesModule(PredictorModule):
+    """`RandomizedTrees` as a torch module; all of the variance is noise."""
+
+    least: Tensor
+
+    def __init__(self, of: RandomizedTrees):
+        super().__init__(predictor_module(of.trees_).below)
+        self.register_buffer("least", torch.tensor(of.least_, dtype=torch.float64))
+
+    def moments(self, X: Float[Tensor, "m d"]) -> PredictorMoments:
+        mean, variance = self.below.spread(X)
+        return mean, variance + self.least, torch.zeros_like(mean)

@@ -9,8 +9,9 @@ import pytest
 from files_forge import Forged
 from fuzz.files import Fuzzer, memory, outcome, run
 from sklearn.ensemble import HistGradientBoostingRegressor, RandomForestRegressor
+from sklearn.linear_model import LinearRegression
 
-from skscalablegp import SVGPRegressor, load, save
+from skscalablegp import MeanFunctionRegressor, SVGPRegressor, load, save
 from skscalablegp.files import ModelFileError
 
 RNG = np.random.default_rng(0)
@@ -106,6 +107,21 @@ def test_what_a_stranger_may_write(change, message, path, tmp_path):
     with pytest.raises(ModelFileError, match=message):
         model = load(forged.write(tmp_path / "forged"))
         model.predict(X)
+
+
+def test_targets_of_an_estimator_and_of_the_one_below_it(tmp_path):
+    """A wrong number of scales would give predictions a wrong shape."""
+    made = MeanFunctionRegressor(SVGPRegressor(n_inducing=6, max_iter=3), LinearRegression())
+    save(made.fit(X, Y), tmp_path / "good")
+    for above in ([], ["estimator_", "object", "state"]):
+        forged = Forged(tmp_path / "good")
+        forged.put("scales", np.ones(40))
+        at = state(forged)
+        for name in above:
+            at = at[name]
+        at["_y_train_std"] = {"tensor": "scales"}
+        with pytest.raises(ModelFileError, match="_y_train_std"):
+            load(forged.write(tmp_path / "forged"))
 
 
 def state(forged):

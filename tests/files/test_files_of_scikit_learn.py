@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import sklearn
-from numpy.testing import assert_array_equal
+from numpy.testing import assert_allclose, assert_array_equal
 from sklearn.compose import ColumnTransformer, TransformedTargetRegressor
 from sklearn.ensemble import (
     BaggingRegressor,
@@ -188,8 +188,12 @@ def test_types_are_listed(tmp_path, monkeypatch):
     """What compiled code does not check, and code of one's own, is refused before it is written."""
     monkeypatch.setattr(_classes, "_REGISTERED", {})
     model = make_pipeline(KNeighborsRegressor(algorithm="kd_tree")).fit(X, Y)
-    with pytest.raises(TypeError, match="KDTree"):
+    with pytest.raises(TypeError, match="KDTree: fit with algorithm='brute'"):
         save(model, tmp_path / "model")
+    brute = make_pipeline(KNeighborsRegressor(algorithm="brute")).fit(X, Y)
+    save(brute, tmp_path / "model")
+    assert_allclose(load(tmp_path / "model").predict(X), model.predict(X), atol=1e-12)
+    (tmp_path / "model").unlink()
     model = make_pipeline(FunctionTransformer(doubled), gp())
     with pytest.raises(TypeError, match=r"doubled.*register"):
         save(model, tmp_path / "model")

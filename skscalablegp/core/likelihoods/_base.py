@@ -340,7 +340,8 @@ def hermite_points(
     """Points and weights with which a sum is E g(f) for f ~ N(mean, variance)."""
     nodes, weights = _hermite_rule(check_integer("n_nodes", n_nodes))
     std = variance.clamp_min(0).sqrt()
-    return mean[:, :, None] + std[:, :, None] * nodes.to(mean), weights.to(mean)
+    nodes, weights = (torch.as_tensor(part).to(mean) for part in (nodes, weights))
+    return mean[:, :, None] + std[:, :, None] * nodes, weights
 
 
 @lru_cache(maxsize=8)
@@ -360,11 +361,12 @@ def gamma_rule(shape: float) -> tuple[np.ndarray, np.ndarray]:
 
 
 @lru_cache(maxsize=8)
-def _hermite_rule(n_nodes: int) -> tuple[Tensor, Tensor]:
+def _hermite_rule(n_nodes: int) -> tuple[np.ndarray, np.ndarray]:
+    """Arrays, because tensors that are made while a module is traced are of no use later."""
     nodes, weights = np.polynomial.hermite_e.hermegauss(n_nodes)
     keep = weights > _NEGLIGIBLE * weights.max()
     nodes, weights = nodes[keep], weights[keep]
-    return torch.as_tensor(nodes), torch.as_tensor(weights / weights.sum())
+    return nodes, weights / weights.sum()
 
 
 def clipped(Y: Float[Tensor, "n t"]) -> Float[Tensor, "n t"]:

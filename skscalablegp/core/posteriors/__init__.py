@@ -34,5 +34,6 @@ from ._observed import (
     predictive_log_density,
     predictive_quantiles,
 )
+from ._observed_modules import LatentModule
 from ._quantiles import additive_quantiles
 from ._unfinished import report_unfinished, unfinished_solves

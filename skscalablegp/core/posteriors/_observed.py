@@ -15,6 +15,7 @@ from ..likelihoods import Likelihood, Predictive
 from ._base import Draws, Posterior, Rows
 from ._densities import additive_log_density, observed_log_density
 from ._moments import Moments
+from ._observed_modules import ObservedModule
 from ._quantiles import additive_quantiles, observed_quantiles
 
 
@@ -63,6 +64,10 @@ class ObservedPosterior(Posterior):
     def moments(self, X: Float[Tensor, "m d"]) -> Moments:
         mean, variance, noise = self._predictive(X)
         return Moments(mean, variance[:, 0], noise[:, 0])
+
+    def module(self, with_variance: bool = True) -> ObservedModule:
+        """With the variances of the latent function, on which the mean of y depends."""
+        return ObservedModule(self.latent.module(), self.likelihood)
 
     def covariance(self, X: Float[Tensor, "m d"]) -> NoReturn:
         """Raise a ValueError: the covariance has no closed form."""

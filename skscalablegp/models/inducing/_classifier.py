@@ -13,11 +13,13 @@ from scipy.optimize import minimize_scalar
 from scipy.special import ndtri
 from sklearn.gaussian_process.kernels import ConstantKernel, Matern, WhiteKernel
 from sklearn.utils import check_random_state
+from torch import nn
 
 from ..._compat import fit_context, sobol
 from ...core import FitRun, GPClassifierBase, input_scaling
 from ...core.data import RowSource
 from ...core.likelihoods import Bernoulli, Likelihood, Softmax, resolve_likelihood
+from ...core.posteriors import Affine
 from ...kernels import compile_kernel, default_kernel
 from ._base import SparseMixin, Start
 from ._plan import MOST_POINTS
@@ -361,6 +363,9 @@ class SVGPClassifier(SparseMixin, GPClassifierBase):
         ]
         return [(compile_kernel(one, d), X / unit, labels, to_theta) for one in regressions]
 
+    def _as_module(self) -> nn.Module:
+        return _ClassModule(self)
+
     def _probabilities(self, X: np.ndarray) -> np.ndarray:
         posterior, c = self._posterior(), len(self.classes_)
         room = max(1, _DRAWN // (_DRAWS * c + len(self.inducing_points_)))
@@ -375,3 +380,21 @@ class SVGPClassifier(SparseMixin, GPClassifierBase):
             log_p = p.clamp_min(torch.finfo(p.dtype).tiny).log()
             out[part] = torch.softmax(self.probability_power_ * log_p, 1).cpu().numpy()
         return out
+
+
+class _ClassModule(nn.Module):
+    """The probabilities of an `SVGPClassifier`: rows (m, d) to (m, c)."""
+
+    draws: torch.Tensor | None
+
+    def __init__(self, of: SVGPClassifier):
+        super().__init__()
+        self.inputs = Affine(of._scaling.x_mean, of._scaling.x_scale)
+        self.latent, self._likelihood = of._posterior().latent_module(), of.likelihood_
+        self._power, self._c = float(of.probability_power_), len(of.classes_)
+        self.register_buffer("draws", None if of.draws_ is None else torch.tensor(of.draws_))
+
+    def forward(self, X: torch.Tensor) -> torch.Tensor:
+        mean, variance = self.latent(self.inputs(X))
+        p = self._likelihood.probabilities(mean, variance, self._c, self.draws)
+        return torch.softmax(self._power * p.clamp_min(torch.finfo(p.dtype).tiny).log(), 1)

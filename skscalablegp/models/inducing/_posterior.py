@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from ...core.likelihoods import Gaussian, Likelihood
 from ...core.posteriors import (
     KernelFeatures,
+    LatentModule,
     LinearModule,
     MeanAndVariance,
     Moments,
@@ -147,6 +148,14 @@ class InducingPosterior(Posterior):
             plus = whiten @ cholesky_with_jitter(self.belief.covariance[0])[0]
         transform = None if self._transform_module is None else self._transform_module()
         return LinearModule(features, self.weights, minus, plus, whiten, transform)
+
+    def latent_module(self) -> LatentModule:
+        """`latent_moments` as a torch module, with the kernel's white noise."""
+        whiten = self.white.inverse.T
+        roots = [whiten @ cholesky_with_jitter(S)[0] for S in self.belief.covariance]
+        features = KernelFeatures(self.kernel, self.theta, self.Z)
+        transform = None if self._transform_module is None else self._transform_module()
+        return LatentModule(features, self.weights, whiten, torch.stack(roots), transform)
 
     def functions(self, n_samples: int, generator: torch.Generator) -> nn.Module:
         """g(x) + k(x, Z) L^-T (v - L^-1 g(Z)) for draws g of the prior and v of the belief."""

@@ -6,10 +6,12 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
 
 from ..._compat import fit_context
 from ...core import FitRun, GPClassifierBase
 from ...core.likelihoods import Bernoulli
+from ...core.posteriors import Affine
 from ._base import Observations, QSGPMixin
 
 # The latent functions have large variances, so that the quadrature needs many nodes.
@@ -320,6 +322,9 @@ class QSGPClassifier(QSGPMixin, GPClassifierBase):
             return np.concatenate([1 - p, p], 1)
         return p / p.sum(1, keepdims=True)
 
+    def _as_module(self) -> nn.Module:
+        return _ClassModule(self)
+
     def latent_mean_and_variance(self, X: Any) -> tuple[np.ndarray, np.ndarray]:
         """Mean and variance of the latent functions.
 
@@ -342,3 +347,17 @@ class QSGPClassifier(QSGPMixin, GPClassifierBase):
         both = self._by_blocks(X, answer)
         mean = both[:, 0] if both.shape[1] == 2 else both[:, :-1]
         return mean, both[:, -1]
+
+
+class _ClassModule(nn.Module):
+    """The probabilities of a `QSGPClassifier`: rows (m, d) to (m, c)."""
+
+    def __init__(self, of: QSGPClassifier):
+        super().__init__()
+        self.inputs = Affine(of._scaling.x_mean, of._scaling.x_scale)
+        self.latent, self._likelihood = of._posterior().module(), of.likelihood_
+
+    def forward(self, X: torch.Tensor) -> torch.Tensor:
+        mean, variance, _ = self.latent.moments(self.inputs(X))
+        p = self._likelihood.predictive(mean, variance[:, None], torch.zeros_like(variance)).mean
+        return torch.cat([1 - p, p], 1) if p.shape[1] == 1 else p / p.sum(1, keepdim=True)

@@ -1,0 +1,251 @@
+"""Fitted estimators of this package and of scikit-learn as torch modules.
+
+What has a module is listed by its exact class. An estimator of this package that predicts by code
+of its own has the method ``_as_module`` instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from sklearn.ensemble import (
+    ExtraTreesClassifier,
+    ExtraTreesRegressor,
+    HistGradientBoostingClassifier,
+    HistGradientBoostingRegressor,
+    RandomForestClassifier,
+    RandomForestRegressor,
+)
+from sklearn.linear_model import (
+    ElasticNet,
+    ElasticNetCV,
+    HuberRegressor,
+    Lasso,
+    LassoCV,
+    LinearRegression,
+    LogisticRegression,
+    Ridge,
+    RidgeCV,
+)
+from sklearn.pipeline import Pipeline
+from sklearn.preprocessing import MaxAbsScaler, MinMaxScaler, RobustScaler, StandardScaler
+from sklearn.tree import (
+    DecisionTreeClassifier,
+    DecisionTreeRegressor,
+    ExtraTreeClassifier,
+    ExtraTreeRegressor,
+)
+from torch import Tensor, nn
+
+from .._predicted import inner_of
+from ..core import fitted_process
+from ..core.posteriors import Affine, ProcessModule
+from ..kernels import NotExportable
+from ._tree_modules import BoostedModule, ForestModule
+
+# Mean, variance (None for a regressor without any), and the part of it that is no noise.
+PredictorMoments = tuple[Float[Tensor, " m"], Float[Tensor, " m"] | None, Float[Tensor, " m"]]
+
+
+class PredictorModule(nn.Module):
+    """A fitted regressor of a single target; a subclass has variances, too.
+
+    Parameters
+    ----------
+    below : nn.Module
+        Maps rows (m, d) to predictions (m,).
+    """
+
+    def __init__(self, below: nn.Module):
+        super().__init__()
+        self.below = below
+
+    def mean(self, X: Float[Tensor, "m d"]) -> Float[Tensor, " m"]:
+        """The predictions."""
+        return self.below(X)
+
+    def moments(self, X: Float[Tensor, "m d"]) -> PredictorMoments:
+        """The predictions and their variances."""
+        mean = self.mean(X)
+        return mean, None, torch.zeros_like(mean)
+
+
+class ProcessPredictor(PredictorModule):
+    """A regressor of this package."""
+
+    below: ProcessModule
+
+    def mean(self, X: Float[Tensor, "m d"]) -> Float[Tensor, " m"]:
+        return self.below.mean(X)[:, 0]
+
+    def moments(self, X: Float[Tensor, "m d"]) -> PredictorMoments:
+        mean, latent, noise = (part[:, 0] for part in self.below.moments(X))
+        return mean, latent + noise, latent.clamp_min(0)
+
+
+class BehindSteps(PredictorModule):
+    """A regressor at the end of a pipeline."""
+
+    below: PredictorModule
+
+    def __init__(self, steps: list[nn.Module], below: PredictorModule):
+        super().__init__(below)
+        self.steps = nn.Sequential(*steps)
+
+    def mean(self, X: Float[Tensor, "m d"]) -> Float[Tensor, " m"]:
+        return self.below.mean(self.steps(X))
+
+    def moments(self, X: Float[Tensor, "m d"]) -> PredictorMoments:
+        return self.below.moments(self.steps(X))
+
+
+class Linear(nn.Module):
+    """X w + b: (m, q), or (m,) for a single output."""
+
+    weights: Tensor
+    intercept: Tensor
+
+    def __init__(self, model: Any):
+        super().__init__()
+        weights = np.atleast_2d(np.asarray(model.coef_, np.float64)).T
+        self.register_buffer("weights", torch.tensor(weights))
+        self.register_buffer("intercept", torch.tensor(np.ravel(model.intercept_).astype(float)))
+
+    def forward(self, X: Float[Tensor, "m d"]) -> Tensor:
+        out = X @ self.weights + self.intercept
+        return out[:, 0] if out.shape[1] == 1 else out
+
+
+class Logistic(nn.Module):
+    """Logistic regression: probabilities (m, c)."""
+
+    def __init__(self, model: LogisticRegression):
+        super().__init__()
+        if getattr(model, "multi_class", "auto") not in ("auto", "deprecated") or (
+            model.solver == "liblinear" and len(model.classes_) > 2
+        ):
+            raise NotExportable(
+                "LogisticRegression with one regression for each class cannot be exported: leave "
+                "out multi_class, and use another solver than 'liblinear'."
+            )
+        self.linear, self._two = Linear(model), len(model.classes_) == 2
+
+    def forward(self, X: Float[Tensor, "m d"]) -> Float[Tensor, "m c"]:
+        raw = self.linear(X)
+        if self._two:
+            return torch.stack([torch.sigmoid(-raw), torch.sigmoid(raw)], 1)
+        return torch.softmax(raw, 1)
+
+
+def _or(value: Any, default: float) -> Any:
+    return default if value is None else value
+
+
+def _min_max(step: MinMaxScaler) -> nn.Module:
+    if step.clip:
+        raise NotExportable(
+            "MinMaxScaler(clip=True) cannot be exported: leave out clip, or scale the rows before."
+        )
+    return Affine(-step.min_ / step.scale_, 1 / step.scale_)
+
+
+_Table = dict[type, Callable[[Any], nn.Module]]
+_STEPS: _Table = {
+    StandardScaler: lambda step: Affine(_or(step.mean_, 0.0), _or(step.scale_, 1.0)),
+    MaxAbsScaler: lambda step: Affine(0.0, step.scale_),
+    RobustScaler: lambda step: Affine(_or(step.center_, 0.0), _or(step.scale_, 1.0)),
+    MinMaxScaler: _min_max,
+}
+_LINEAR = (LinearRegression, Ridge, RidgeCV, Lasso, LassoCV, ElasticNet, ElasticNetCV)
+_FORESTS = (RandomForestRegressor, ExtraTreesRegressor, DecisionTreeRegressor, ExtraTreeRegressor)
+_REGRESSORS: _Table = dict.fromkeys((*_LINEAR, HuberRegressor), Linear)
+_REGRESSORS |= dict.fromkeys(_FORESTS, ForestModule)
+_REGRESSORS[HistGradientBoostingRegressor] = BoostedModule
+_CLASSIFIERS: _Table = {
+    LogisticRegression: Logistic,
+    HistGradientBoostingClassifier: BoostedModule,
+    RandomForestClassifier: ForestModule,
+    ExtraTreesClassifier: ForestModule,
+    DecisionTreeClassifier: ForestModule,
+    ExtraTreeClassifier: ForestModule,
+}
+
+
+def _made(part: Any, table: _Table, what: str, remedy: str) -> nn.Module:
+    """The module of a part by its exact class.
+
+    Raises
+    ------
+    NotExportable
+        For a class without a module.
+    """
+    if type(part) in table:
+        return table[type(part)](part)
+    make = getattr(part, "_as_module", None)
+    if make is not None:
+        return make()
+    known = ", ".join(kind.__name__ for kind in table)
+    raise NotExportable(
+        f"{type(part).__name__} cannot be exported as {what}: {known} can. {remedy}"
+    )
+
+
+def split_steps(model: Any) -> tuple[list[nn.Module], Any]:
+    """The steps of pipelines and searches as modules, and the estimator behind them.
+
+    Raises
+    ------
+    NotExportable
+        For steps that do more than scale columns.
+    """
+    steps: list[nn.Module] = []
+    while True:
+        if isinstance(model, Pipeline):
+            remedy = "Transform the rows before, and export the last step alone."
+            steps += [
+                _made(step, _STEPS, "a step of a Pipeline", remedy)
+                for _, step in model.steps[:-1]
+                if step is not None and step != "passthrough"
+            ]
+        inner = inner_of(model)
+        if inner is None:
+            return steps, model
+        model = inner
+
+
+def predictor_module(regressor: Any, with_variance: bool = True) -> PredictorModule:
+    """A fitted regressor of a single target, which may be a pipeline.
+
+    Raises
+    ------
+    NotExportable
+        For regressors of other packages that have no module, and for steps of pipelines without
+        one.
+    """
+    steps, core = split_steps(regressor)
+    process = fitted_process(core)
+    if process is not None:
+        below: nn.Module = ProcessPredictor(process.module(with_variance))
+    else:
+        remedy = "Leave out this member, or export the other members one by one."
+        below = _made(core, _REGRESSORS, "a member or a mean function", remedy)
+    if not isinstance(below, PredictorModule):
+        below = PredictorModule(below)
+    return BehindSteps(steps, below) if steps else below
+
+
+def probability_module(classifier: Any) -> nn.Module:
+    """A fitted classifier, which may be a pipeline: rows (m, d) to probabilities (m, c).
+
+    Raises
+    ------
+    NotExportable
+        For classifiers of other packages that have no module.
+    """
+    steps, core = split_steps(classifier)
+    remedy = "Leave out this member, or export the other members one by one."
+    return nn.Sequential(*steps, _made(core, _CLASSIFIERS, "a member", remedy))

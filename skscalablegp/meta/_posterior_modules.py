@@ -1,0 +1,196 @@
+"""Posteriors of estimators over estimators as torch modules."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from ..core.posteriors import JointMoments, Moments, PosteriorModule
+from ._modules import PredictorModule, predictor_module, probability_module
+from ._noise import NoiseModel, NoisePart
+
+
+def _number(value: Any) -> Tensor:
+    """A buffer: ONNX files have Python's numbers in single precision."""
+    return torch.as_tensor(value, dtype=torch.float64)
+
+
+class NoisePartModule(nn.Module):
+    """The logarithms that a part of a noise model adds: features (m, q) to (m,)."""
+
+    power: Tensor
+
+    def __init__(self, part: NoisePart):
+        super().__init__()
+        self.below = predictor_module(part.regressor, with_variance=False)
+        self._log_link, self._ends = part.log_link, part.ends
+        self.register_buffer("power", _number(part.power))
+
+    def forward(self, F: Float[Tensor, "m q"]) -> Float[Tensor, " m"]:
+        predicted = self.below.mean(F)
+        logs = torch.log(predicted) if self._log_link else predicted
+        return self.power * logs.clamp(*self._ends)
+
+
+class ScaledModule(PosteriorModule):
+    """A regressor whose standard deviations are multiplied by a noise model.
+
+    Parameters
+    ----------
+    inner : regressor
+        Fitted.
+    noise : NoiseModel
+    extra, floor : float
+        What is added to the regressor's own variances, and the smallest sum.
+    sees_mean : bool
+        Whether the mean is a feature of the noise model.
+    with_variance : bool
+    """
+
+    level: Tensor
+    extra: Tensor
+    floor: Tensor
+
+    def __init__(  # noqa: PLR0913 (the fields of a scaled regressor)
+        self,
+        inner: Any,
+        noise: NoiseModel,
+        extra: float,
+        floor: float,
+        sees_mean: bool,
+        with_variance: bool,
+    ):
+        super().__init__()
+        self.inner = predictor_module(inner, with_variance)
+        self._sees_mean = sees_mean
+        for name, value in (("level", noise.level), ("extra", extra), ("floor", floor)):
+            self.register_buffer(name, _number(value))
+        parts = noise.parts if with_variance else ()
+        self.parts = nn.ModuleList([NoisePartModule(part) for part in parts])
+
+    def mean(self, X: Float[Tensor, "m d"]) -> Float[Tensor, "m 1"]:
+        return self.inner.mean(X)[:, None]
+
+    def moments(self, X: Float[Tensor, "m d"]) -> Moments:
+        mean, own, latent = self.inner.moments(X)
+        own = torch.zeros_like(mean) if own is None else own
+        variance = own + self.extra + (self.floor - self.extra - own).clamp_min(0)
+        logs = torch.zeros_like(mean) + self.level
+        if len(self.parts):
+            seen = [mean[:, None]] if self._sees_mean else []
+            F = torch.cat([X, *seen, 0.5 * variance.log()[:, None]], 1)
+            for part in self.parts:
+                logs = logs + part(F)
+        square = logs.exp()
+        return Moments(mean[:, None], square * latent, square * (variance - latent).clamp_min(0))
+
+
+class StackedModule(PosteriorModule):
+    """The normal distribution with the moments of a mixture.
+
+    Parameters
+    ----------
+    parts : list of tuple of float and PosteriorModule
+        Weights and members.
+    """
+
+    weights: Tensor
+
+    def __init__(self, parts: list[tuple[float, PosteriorModule]]):
+        super().__init__()
+        self.register_buffer("weights", _number([weight for weight, _ in parts]))
+        self.parts = nn.ModuleList([part for _, part in parts])
+
+    def mean(self, X: Float[Tensor, "m d"]) -> Float[Tensor, "m 1"]:
+        means = [part.mean(X) for part in self.parts]
+        return sum(weight * mean for weight, mean in zip(self.weights, means, strict=True))
+
+    def moments(self, X: Float[Tensor, "m d"]) -> Moments:
+        each = [part.moments(X) for part in self.parts]
+        weighted = list(zip(self.weights, each, strict=True))
+        mean = sum(weight * one.mean for weight, one in weighted)
+        variance = sum(
+            weight * (one.variance + (one.mean - mean)[:, 0].square()) for weight, one in weighted
+        )
+        return Moments(mean, variance, sum(weight * one.noise for weight, one in weighted))
+
+
+class ShiftedModule(PosteriorModule):
+    """A posterior with the predictions of a regressor added to its mean.
+
+    Parameters
+    ----------
+    inputs : nn.Module
+        Maps rows to those of the posterior.
+    below : PosteriorModule
+    mean_function : PredictorModule or None
+    factor : float
+        Of its predictions, in the units of the posterior.
+    """
+
+    factor: Tensor
+
+    def __init__(
+        self,
+        inputs: nn.Module,
+        below: PosteriorModule,
+        mean_function: PredictorModule | None,
+        factor: float,
+    ):
+        super().__init__()
+        self.inputs, self.below, self.mean_function = inputs, below, mean_function
+        self.register_buffer("factor", _number(factor))
+
+    def _shifted(self, mean: Float[Tensor, "m t"], X: Float[Tensor, "m d"]) -> Float[Tensor, "m t"]:
+        if self.mean_function is None:
+            return mean
+        return mean + self.factor * self.mean_function.mean(X)[:, None]
+
+    def mean(self, X: Float[Tensor, "m d"]) -> Float[Tensor, "m 1"]:
+        return self._shifted(self.below.mean(self.inputs(X)), X)
+
+    def moments(self, X: Float[Tensor, "m d"]) -> Moments:
+        moments = self.below.moments(self.inputs(X))
+        return moments._replace(mean=self._shifted(moments.mean, X))
+
+    def joint(self, X: Float[Tensor, "b q d"]) -> JointMoments:
+        sets, rows = X.shape[:2], X.flatten(0, 1)
+        moments = self.below.joint(self.inputs(rows).unflatten(0, sets))
+        mean = self._shifted(moments.mean.flatten(0, 1), rows).unflatten(0, sets)
+        return moments._replace(mean=mean)
+
+
+class PooledClasses(nn.Module):
+    """Weighted probabilities of classifiers at a temperature: rows (m, d) to (m, c).
+
+    Parameters
+    ----------
+    members : list of classifier
+        Fitted; their classes are numbers below `n_classes`.
+    weights : sequence of float
+    n_classes : int
+    temperature : float
+    least : float
+        Smaller probabilities count as this one.
+    """
+
+    temperature: Tensor
+
+    def __init__(
+        self, members: list[Any], weights: Any, n_classes: int, temperature: float, least: float
+    ):
+        super().__init__()
+        self.parts = nn.ModuleList([probability_module(member) for member in members])
+        self._least = float(least)
+        self.register_buffer("temperature", _number(temperature))
+        for k, (member, weight) in enumerate(zip(members, weights, strict=True)):
+            # A fit may have lacked rows of some classes.
+            places = torch.eye(n_classes, dtype=torch.float64)[torch.as_tensor(member.classes_)]
+            self.register_buffer(f"places{k}", float(weight) * places)
+
+    def forward(self, X: Float[Tensor, "m d"]) -> Float[Tensor, "m c"]:
+        pooled = sum(part(X) @ getattr(self, f"places{k}") for k, part in enumerate(self.parts))
+        return torch.softmax(pooled.clamp_min(self._least).log() / self.temperature, 1)

@@ -1,0 +1,343 @@
+"""Exports of models over members, of scikit-learn's estimators among them, and of classifiers."""
+
+import json
+import warnings
+from functools import cache
+
+import numpy as np
+import onnxruntime
+import pandas as pd
+import pytest
+import torch
+from export.exported import NEW, UNITS, X, Y, exact, marked_slow
+from sklearn.base import clone
+from sklearn.ensemble import (
+    ExtraTreesClassifier,
+    ExtraTreesRegressor,
+    GradientBoostingRegressor,
+    HistGradientBoostingClassifier,
+    HistGradientBoostingRegressor,
+    RandomForestClassifier,
+    RandomForestRegressor,
+)
+from sklearn.gaussian_process.kernels import RBF, WhiteKernel
+from sklearn.linear_model import Lasso, LinearRegression, LogisticRegression, RidgeCV
+from sklearn.model_selection import GridSearchCV
+from sklearn.naive_bayes import GaussianNB
+from sklearn.neural_network import MLPClassifier
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import PolynomialFeatures, StandardScaler
+from sklearn.tree import DecisionTreeClassifier, DecisionTreeRegressor
+
+import skscalablegp as sk
+from skscalablegp.export import NotExportable
+from skscalablegp.likelihoods import Bernoulli
+from skscalablegp.meta import predictor_module, probability_module
+
+# More rows than in the other tests, because a noise model needs a hundred errors.
+RNG = np.random.RandomState(1)
+LARGE = RNG.randn(240, 3) * UNITS + X.mean(0)
+CLEAN = 20 * (np.sin(LARGE[:, 0]) + 0.1 * (LARGE[:, 1] - 100))
+TARGET = CLEAN + 4 * np.exp(LARGE[:, 0]) * RNG.randn(240)
+POINTS = sk.SGPRRegressor(n_inducing=15, max_iter=3, small_table="method")
+SCALED_LINE = make_pipeline(StandardScaler(), RidgeCV())
+FEW_TREES = HistGradientBoostingRegressor(max_iter=15, random_state=0)
+
+MODELS = {
+    "noise": sk.HeteroscedasticRegressor(POINTS),
+    "noise-of-trees": sk.HeteroscedasticRegressor(RandomForestRegressor(7), residuals=2),
+    "noise-by-trees": sk.HeteroscedasticRegressor(
+        POINTS, HistGradientBoostingRegressor(max_iter=9, max_depth=3), tails="auto"
+    ),
+    "stack": sk.StackedGPRegressor(
+        [("points", POINTS), ("line", SCALED_LINE), ("forest", ExtraTreesRegressor(9))]
+    ),
+    "noise-over-stack": sk.HeteroscedasticRegressor(
+        sk.StackedGPRegressor([("points", POINTS), ("trees", FEW_TREES)])
+    ),
+    "mean": sk.MeanFunctionRegressor(POINTS, FEW_TREES, n_folds=2),
+    "no-mean": sk.MeanFunctionRegressor(POINTS, FEW_TREES, weight=0.0, n_folds=2),
+    "auto": sk.AutoGPRegressor(["linear", "randomized_trees", ("points", POINTS)]),
+    "love": sk.LOVEPredictor(POINTS, variance_rank=3, max_variance_rank=5),
+}
+FOREIGN = {
+    "linear": LinearRegression(),
+    "pipeline": SCALED_LINE,
+    "sparse": Lasso(0.1),
+    "boosting": FEW_TREES,
+    "log-link": make_pipeline(HistGradientBoostingRegressor(loss="gamma", max_iter=9)),
+    "forest": RandomForestRegressor(6, random_state=0),
+    "extra": ExtraTreesRegressor(6, max_depth=4, random_state=0),
+    "tree": DecisionTreeRegressor(random_state=0),
+    "search": GridSearchCV(DecisionTreeRegressor(random_state=0), {"max_depth": [2, 4]}, cv=2),
+}
+LINE = LogisticRegression()
+CLASSIFIERS = {
+    "inducing": sk.SVGPClassifier(n_inducing=15, max_iter=4),
+    "inducing-many": make_pipeline(StandardScaler(), sk.SVGPClassifier(n_inducing=15, max_iter=4)),
+    "probit": sk.SVGPClassifier(
+        n_inducing=15, max_iter=4, likelihood=Bernoulli("probit"), feature_extractor=(5, 2)
+    ),
+    "sampled": sk.QSGPClassifier(n_components=50, max_iter=4),
+    "sampled-many": sk.QSGPClassifier(n_components=50, max_iter=4),
+    "auto": sk.AutoGPClassifier(
+        [
+            ("line", make_pipeline(StandardScaler(), LINE)),
+            ("boosting", HistGradientBoostingClassifier(max_iter=5, random_state=0)),
+            ("points", sk.QSGPClassifier(n_components=30, max_iter=2, optimizer=None)),
+        ]
+    ),
+}
+CLASSIFIERS["auto-many"] = CLASSIFIERS["auto"]
+FOREIGN_CLASSIFIERS = {
+    "line": LINE,
+    "boosting": HistGradientBoostingClassifier(max_iter=4),
+    "forest": RandomForestClassifier(5),
+    "extra": ExtraTreesClassifier(5, min_samples_leaf=2),
+    "tree": DecisionTreeClassifier(max_depth=4),
+}
+HALVES = np.where(TARGET > np.median(TARGET), "high", "low")
+PARTS = np.digitize(TARGET, np.quantile(TARGET, [0.3, 0.6])) * 2
+
+
+def quietly(model, X, y):
+    """A copy, fitted without its warnings, with a seed."""
+    model = clone(model)
+    if "random_state" in model.get_params():
+        model.set_params(random_state=0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return model.fit(X, y)
+
+
+@cache
+def fitted(name):
+    return quietly(MODELS[name], LARGE, TARGET)
+
+
+@cache
+def classifier(name):
+    return quietly(CLASSIFIERS[name], LARGE, PARTS if "many" in name else HALVES)
+
+
+def close(answer, expected, tol=1e-9):
+    for found, right in zip(answer, expected, strict=True):
+        np.testing.assert_allclose(found, right, rtol=0, atol=tol * TARGET.std())
+
+
+def any_rows(module, *rows):
+    """The answers of the exported program, which takes any number of rows."""
+    shapes = ({0: torch.export.Dim("rows")},)
+    program = torch.export.export(module, (torch.tensor(NEW),), dynamic_shapes=shapes).module()
+    return [program(torch.tensor(some)) for some in rows]
+
+
+def onnx_answers(path, rows):
+    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    return session.run(None, {"X": rows}), session
+
+
+# ------------------------------------------------------------------ regressors
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_modules_predict_what_their_models_predict(name):
+    model = fitted(name)
+    for rows in (NEW, NEW[:1], LARGE):
+        expected = model.predict(rows, return_std=True)
+        close(sk.to_torch(model)(torch.tensor(rows)), expected)
+        close([sk.to_torch(model, return_std=False)(torch.tensor(rows))], [expected[0]])
+
+
+def test_the_models_have_what_is_tested():
+    """A mixture of several members, and noise models of several kinds."""
+    assert (fitted("stack").weights_ > 0).sum() > 1
+    for name in ("noise", "noise-of-trees", "noise-by-trees", "noise-over-stack", "auto"):
+        assert fitted(name).noise_gain_ > 0
+
+
+@pytest.mark.parametrize("name", FOREIGN)
+def test_mean_functions_of_scikit_learn(name):
+    """Rows of the table are on both sides of each threshold, and some are beyond all of them."""
+    y = np.exp(TARGET / 50)
+    model = quietly(sk.MeanFunctionRegressor(POINTS, FOREIGN[name], n_folds=2), LARGE, y)
+    for rows in (NEW, LARGE):
+        found = sk.to_torch(model, return_std=False)(torch.tensor(rows)).numpy()
+        np.testing.assert_allclose(found, model.predict(rows), rtol=0, atol=1e-9 * y.std())
+
+
+@pytest.mark.parametrize("name", [marked_slow(name, {"stack"}) for name in MODELS])
+def test_programs_take_any_number_of_rows(name):
+    module, rows = sk.to_torch(fitted(name)), (NEW[:7], NEW[:1])
+    for some, answer in zip(rows, any_rows(module, *rows), strict=True):
+        close(answer, [part.numpy() for part in module(torch.tensor(some))], 1e-10)
+
+
+@pytest.mark.parametrize("name", [marked_slow(name, {"noise-by-trees"}) for name in MODELS])
+def test_onnx_files(name, tmp_path):
+    sk.export_onnx(fitted(name), tmp_path / "model.onnx")
+    for rows in (NEW, NEW[:1]):
+        found, _ = onnx_answers(tmp_path / "model.onnx", rows)
+        close(found, fitted(name).predict(rows, return_std=True), 1e-6)
+
+
+@pytest.mark.slow
+def test_trees_in_single_precision(tmp_path):
+    """scikit-learn compares single precision, too, or rows that are exact in it."""
+    members = ["linear", ("forest", RandomForestRegressor(7)), ("trees", FEW_TREES)]
+    rows = LARGE.astype(np.float32).astype(float)
+    model = quietly(sk.AutoGPRegressor(members), rows, TARGET)
+    sk.export_onnx(model, tmp_path / "model.onnx", dtype="float32", rows=rows)
+    found, _ = onnx_answers(tmp_path / "model.onnx", rows.astype(np.float32))
+    close(found, model.predict(rows, return_std=True), 1e-4)
+
+
+@pytest.mark.parametrize("name", ["noise", "mean", "noise-over-stack"])
+def test_gradients_are_those_of_finite_differences(name):
+    """Trees are constant but at their thresholds, which few of these rows meet."""
+    module, rows = sk.to_torch(fitted(name)), torch.tensor(NEW, requires_grad=True)
+    (slope,) = torch.autograd.grad(sum(module(rows)).sum(), rows)
+    for j, h in enumerate(1e-5 * torch.as_tensor(UNITS)):
+        shift = h * torch.eye(3, dtype=torch.float64)[j]
+        change = (sum(module(rows + shift)) - sum(module(rows - shift))) / (2 * h)
+        error = (slope[:, j] - change).abs() * UNITS[j] / TARGET.std()
+        assert error.median() < 1e-6 and slope[:, j].abs().max() > 0
+
+
+def test_trees_alone_have_gradients_of_zero():
+    model = quietly(sk.AutoGPRegressor(["trees", "randomized_trees"]), LARGE, TARGET)
+    rows = torch.tensor(NEW, requires_grad=True)
+    (slope,) = torch.autograd.grad(sk.to_torch(model)(rows)[0].sum(), rows)
+    assert not slope.any()
+
+
+def test_missing_values():
+    """Columns with and without missing values in the fitted table, and others in new rows."""
+    holes = RNG.uniform(size=LARGE.shape) < [0.2, 0.0, 0.1]
+    table = np.where(holes, np.nan, LARGE)
+    new = np.where(RNG.uniform(size=NEW.shape) < 0.3, np.nan, NEW)
+    models = (
+        sk.AutoGPRegressor(["linear", ("trees", FEW_TREES)]),
+        sk.AutoGPClassifier([("line", LINE), ("forest", RandomForestClassifier(5))]),
+    )
+    regressor, classes = (
+        quietly(m, table, y) for m, y in zip(models, (TARGET, PARTS), strict=True)
+    )
+    close(sk.to_torch(regressor)(torch.tensor(new)), regressor.predict(new, return_std=True))
+    close([sk.to_torch(classes)(torch.tensor(new))], [classes.predict_proba(new)], 1e-12)
+
+
+def test_rows_go_where_the_trees_of_scikit_learn_send_missing_ones():
+    table = np.where(RNG.uniform(size=LARGE.shape) < 0.3, np.nan, LARGE)
+    for trees in (FEW_TREES, RandomForestRegressor(4, random_state=0)):
+        model = trees.fit(table, TARGET)
+        found = predictor_module(model).mean(torch.tensor(table))
+        close([found], [model.predict(table)], 1e-12)
+
+
+def test_searches():
+    search = GridSearchCV(exact(RBF() + WhiteKernel(0.1)), {"alpha": [1e-6, 1.0]}, cv=2)
+    model = make_pipeline(StandardScaler(), search).fit(X, Y)
+    best = make_pipeline(model[0], search.best_estimator_)
+    close(sk.to_torch(model)(torch.tensor(NEW)), best.predict(NEW, return_std=True))
+
+
+# ------------------------------------------------------------------ classifiers
+
+
+@pytest.mark.parametrize("name", CLASSIFIERS)
+def test_probabilities(name):
+    model, rows = classifier(name), torch.tensor(NEW, requires_grad=True)
+    module = sk.to_torch(model)
+    found = module(rows)
+    np.testing.assert_allclose(found.detach(), model.predict_proba(NEW), atol=1e-11)
+    assert module.classes == model.classes_.tolist()
+    (slope,) = torch.autograd.grad(found[:, 0].sum(), rows)
+    step = 1e-6 * torch.tensor([1.0, 0, 0], dtype=torch.float64)
+    change = (module(rows + step) - module(rows - step))[:, 0] / 2e-6
+    assert (slope[:, 0] - change).abs().median() < 1e-6
+
+
+@pytest.mark.parametrize("labels", [HALVES, PARTS], ids=["two", "three"])
+@pytest.mark.parametrize("name", FOREIGN_CLASSIFIERS)
+def test_classifiers_of_scikit_learn(name, labels):
+    model = quietly(FOREIGN_CLASSIFIERS[name], LARGE, labels)
+    for rows in (NEW, LARGE):
+        found = probability_module(model)(torch.tensor(rows))
+        np.testing.assert_allclose(found, model.predict_proba(rows), atol=1e-12)
+
+
+def test_a_member_that_lacks_a_class():
+    model = quietly(sk.AutoGPClassifier([("line", LINE)]), LARGE, PARTS)
+    few = clone(LINE).fit(LARGE[PARTS > 0], PARTS[PARTS > 0] // 2)
+    model.estimators_, model.weights_ = [few, model.estimators_[0]], np.array([0.4, 0.6])
+    found = sk.to_torch(model)(torch.tensor(NEW))
+    np.testing.assert_allclose(found, model.predict_proba(NEW), atol=1e-12)
+
+
+@pytest.mark.parametrize("name", [marked_slow(name, {"sampled"}) for name in CLASSIFIERS])
+def test_classifiers_as_programs_and_files(name, tmp_path):
+    model, dtype = classifier(name), "float32" if name == "probit" else "float64"
+    (few,) = any_rows(sk.to_torch(model), NEW[:4])
+    np.testing.assert_allclose(few, model.predict_proba(NEW[:4]), atol=1e-10)
+    sk.export_onnx(model, tmp_path / "model.onnx", dtype=dtype, rows=NEW)
+    rows = NEW.astype(dtype)
+    (found,), session = onnx_answers(tmp_path / "model.onnx", rows)
+    tol = {"float32": 1e-4, "float64": 1e-6}[dtype]
+    np.testing.assert_allclose(found, model.predict_proba(rows), atol=tol)
+    assert [output.name for output in session.get_outputs()] == ["probabilities"]
+    classes = session.get_modelmeta().custom_metadata_map["classes"]
+    assert json.loads(classes) == model.classes_.tolist()
+
+
+# ------------------------------------------------------------------ refusals
+
+
+def categories():
+    frame = pd.DataFrame({"size": LARGE[:, 0], "town": np.where(LARGE[:, 1] > 100, "A", "B")})
+    return quietly(sk.AutoGPRegressor(["linear"]), frame, TARGET)
+
+
+@pytest.mark.parametrize(
+    "make, message",
+    [
+        (
+            lambda: fitted_stack(GradientBoostingRegressor(n_estimators=2)),
+            "GradientBoosting.*member",
+        ),
+        (lambda: fitted_stack(make_pipeline(PolynomialFeatures(), LINE_ALONE)), "Polynomial.*step"),
+        (
+            lambda: fitted_stack(
+                HistGradientBoostingRegressor(max_iter=2, categorical_features=[0])
+            ),
+            "categorical_features",
+        ),
+        (categories, "'town' holds categories.*OneHotEncoder"),
+        (
+            lambda: quietly(sk.AutoGPClassifier([("bayes", GaussianNB())]), LARGE, PARTS),
+            "GaussianNB.*LogisticRegression",
+        ),
+        (lambda: MLPClassifier(max_iter=1).fit(X, Y > 0), "MLPClassifier.*skscalablegp"),
+    ],
+)
+def test_refusals_say_what_to_do(make, message):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model = make()
+    with pytest.raises(NotExportable, match=message):
+        sk.to_torch(model)
+
+
+LINE_ALONE = LinearRegression()
+
+
+def fitted_stack(member):
+    codes = np.column_stack([(LARGE[:, 0] > 0) * 1.0, LARGE[:, 1:]])
+    return quietly(sk.StackedGPRegressor([("it", member)]), codes, TARGET)
+
+
+@pytest.mark.slow
+def test_probit_has_no_file_in_double_precision(tmp_path):
+    with pytest.raises(NotExportable, match="float32"):
+        sk.export_onnx(classifier("probit"), tmp_path / "model.onnx")
+    assert not list(tmp_path.iterdir())
