@@ -35,6 +35,8 @@ from ._trials import ENOUGH, MARGIN, Late, filled, grown
 # Folds up to 2,000 rows. Larger tables have one held-out part, with at most this number of rows:
 # more would cost predictions and hardly change the weights.
 FOLDS, _MOST_HELD_OUT = 5, 10_000
+# Rows are like the others, and targets hardly repeat by chance, if they are this share.
+_MOSTLY = 0.5
 # Copies of the encoded table that fits of members make.
 _COPIES = 4
 # Shares of a member's time for its fit, and at least for its predictions.
@@ -190,10 +192,12 @@ class AutoBase:
         n, seed = len(X), int(run.random_state.randint(2**31 - 1))
         pairs = self._pairs(X, y, None, seed, classes)
         held = np.sort(np.concatenate([new for _, new in pairs]))
-        groups = numbered(X)
+        groups = _copies(X, y, classes)
         scored = occur_once(groups, held)
-        if scored.sum() < FEWEST_UNIQUE and groups.max() >= FOLDS:
-            # Copies stay on the same side, so that none tells the target of another one.
+        few = scored.sum() < FEWEST_UNIQUE or scored.mean() < _MOSTLY
+        if few and groups.max() >= FOLDS:
+            # Copies stay on the same side, so that none tells the target of another one. Where they
+            # are many, the rows that occur once are not like the others.
             pairs = self._pairs(X, y, groups, seed, classes)
             held = np.sort(np.concatenate([new for _, new in pairs]))
             scored = np.ones(len(held), bool)
@@ -504,6 +508,18 @@ def _at_least(share: Budget, part: float, run: FitRun) -> Budget:
         return run.budget.share(1.0)
     wanted = max(share.left or 0.0, part * share.limit)
     return run.budget.share(min(wanted / max(run.budget.left or 0.0, 1e-9), 1.0))
+
+
+def _copies(X: np.ndarray, y: np.ndarray, classes: bool) -> np.ndarray:
+    """The numbers of rows, equal for copies.
+
+    Rows with equal entries of X and different targets show the noise, as new rows with these
+    entries will. They are no copies, unless targets take so few values that most rows of equal
+    entries have equal targets by chance.
+    """
+    if classes or len(np.unique(y)) < _MOSTLY * len(y):
+        return numbered(X)
+    return numbered(np.column_stack([X, y]))
 
 
 def _check(found: np.ndarray) -> None:

@@ -10,6 +10,7 @@ from scipy.stats import norm
 from sklearn.base import BaseEstimator, RegressorMixin, clone
 from sklearn.linear_model import LinearRegression
 from sklearn.model_selection import train_test_split
+from sklearn.neighbors import KNeighborsRegressor
 
 from skscalablegp import AutoGPRegressor
 from skscalablegp.meta._pool import (
@@ -225,6 +226,28 @@ class TestAutoGPRegressor:
         members = ["linear", ("memory", Memory())]
         model = AutoGPRegressor(members, random_state=0).fit(X, y)
         assert model.members_ == ["linear"]
+
+    def test_other_targets_of_equal_rows_are_held_out_rows_like_all(self):
+        rng = np.random.default_rng(0)
+        places, values = rng.standard_normal((300, 2)), rng.standard_normal(300)
+        at = rng.integers(300, size=4800)
+        X, y = places[at], values[at] + 0.1 * rng.standard_normal(4800)
+        members = ["linear", ("nearest", KNeighborsRegressor(8))]
+        model = AutoGPRegressor(members, random_state=0).fit(X[:2400], y[:2400])
+        assert model.members_ == ["nearest"]
+        assert "density of 480 of 2,400 rows" in model.explain_
+        low, high = model.predict_interval(X[2400:]).T
+        assert 0.92 < np.mean((low <= y[2400:]) & (y[2400:] <= high)) < 0.98
+
+    def test_copies_stay_together_where_targets_repeat_by_chance(self):
+        rng = np.random.default_rng(0)
+        places = rng.standard_normal((300, 2))
+        at = rng.integers(300, size=2400)
+        X, y = places[at], np.round(2 * rng.standard_normal(2400))
+        model = AutoGPRegressor(["linear"], random_state=0).fit(X, y)
+        held = np.zeros(2400, bool)
+        held[model.held_out_] = True
+        assert not np.intersect1d(at[held], at[~held]).size
 
     def test_mixed_columns(self):
         pd = pytest.importorskip("pandas")
