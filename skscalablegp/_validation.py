@@ -164,6 +164,43 @@ def check_noise_variance(noise_variance: Any, n: int, t: int = 1) -> np.ndarray 
     return np.repeat(_per_row(noise_variance, n, "noise_variance")[:, None], t, axis=1)
 
 
+def check_sample_weight(sample_weight: Any, n: int) -> np.ndarray | None:
+    """The argument ``sample_weight`` as one weight per row; None stays None.
+
+    Parameters
+    ----------
+    sample_weight : float, array-like of shape (n,), or None
+        How many equal rows a row counts as.
+    n : int
+        Number of rows.
+
+    Returns
+    -------
+    weights : ndarray of shape (n,), float64, or None
+        A new array.
+
+    Raises
+    ------
+    ValueError
+        For weights that are no finite, non-negative numbers, or all zero.
+    """
+    if sample_weight is None:
+        return None
+    weights = _per_row(sample_weight, n, "sample_weight")
+    if not weights.any():
+        raise ValueError(
+            f"sample_weight is zero for all {n} rows, which leaves no row to fit: give at least "
+            "one row a positive weight."
+        )
+    small = (weights > 0) & (weights < _SMALLEST)
+    if small.any():
+        raise ValueError(
+            f"sample_weight must be zero or at least {_SMALLEST:g}, got "
+            f"{_first_wrong(weights, small)}."
+        )
+    return weights
+
+
 def _per_row(value: Any, n: int, name: str) -> np.ndarray:
     accepted = "pass a scalar or one value per row"
     array = _array(value, name)
@@ -243,7 +280,7 @@ def _first_wrong(array: np.ndarray, wrong: np.ndarray | np.bool_) -> str:
     return f"{array[rows[0]]:g} in entry {rows[0]}{more}"
 
 
-def check_duplicates(X: np.ndarray, total_noise: Any) -> None:
+def check_duplicates(X: np.ndarray, total_noise: Any, counts: np.ndarray | None = None) -> None:
     """Refuse equal rows without noise, whose kernel matrix is singular; O(n d log n).
 
     Parameters
@@ -252,8 +289,18 @@ def check_duplicates(X: np.ndarray, total_noise: Any) -> None:
         The training table.
     total_noise : float or ndarray of shape (n,)
         The sum of alpha, noise_variance and the kernel's white noise.
+    counts : ndarray of shape (n,), optional
+        The number of equal rows for which a row stands, or its weight.
     """
     noiseless = np.broadcast_to(np.asarray(total_noise) == 0, (X.shape[0],))
+    repeated = 0 if counts is None else np.count_nonzero(noiseless & (counts != 1))
+    if repeated:
+        raise ValueError(
+            f"{repeated} of the {X.shape[0]} different rows of X are repeated, or have another "
+            "sample_weight than one, while the noise is exactly zero, so that the kernel matrix "
+            "is singular. Set alpha to a positive value (alpha=1e-6), add a WhiteKernel() to the "
+            "kernel, or drop the duplicated rows."
+        )
     if np.count_nonzero(noiseless) < 2:
         return
     rows = X[noiseless] + 0.0  # -0.0 and 0.0 are the same input

@@ -36,9 +36,8 @@ def left_out(problem: GPProblem, theta: Float[Tensor, " p"]) -> Leverage:
     equation 5.12.
     """
     posterior = ExactPosterior.of(problem, theta)[0]
-    noise, Y = problem.kernel.noise(theta, problem.X), problem.Y
-    known = torch.zeros_like(noise) if problem.extra_noise is None else problem.extra_noise
+    noise, Y = problem.noise(theta), problem.Y
     rows = torch.arange(len(Y), device=Y.device)
-    mean, variance = posterior.leave_one_out(rows, problem.X, Y, known)
+    mean, variance = posterior.leave_one_out(rows, problem.X, Y, torch.zeros_like(noise))
     error = (Y - mean).square().mean() / Y.var(0, correction=0).mean()
-    return Leverage(1 - float(((noise + known) / variance).mean()), float(error))
+    return Leverage(1 - float((noise / variance).mean()), float(error))

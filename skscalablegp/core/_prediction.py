@@ -75,8 +75,11 @@ class GPPredictionBase(MultiOutputMixin, RegressorMixin, GPModel):
 
     def _own_noise(self, n: int, y_std: np.ndarray) -> np.ndarray:
         """`alpha` for n rows in normalised units, (n,)."""
-        unit = np.ravel(y_std)[0] if self._alpha_in_y_units() else 1.0
-        return check_noise(self.alpha, n) / np.square(unit)
+        return check_noise(self.alpha, n) / self._own_unit(y_std)
+
+    def _own_unit(self, y_std: np.ndarray) -> float:
+        """The normalised unit of variances in which `alpha` is."""
+        return float(np.square(np.ravel(y_std)[0])) if self._alpha_in_y_units() else 1.0
 
     def _has_low_rank_form(self) -> bool:
         """Whether the posterior of a fit will have a ``low_rank_form``."""

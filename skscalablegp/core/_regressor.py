@@ -12,17 +12,23 @@ from sklearn.gaussian_process.kernels import Kernel
 from sklearn.utils.validation import check_is_fitted
 
 from .._compat import fit_context
-from .._validation import check_n_targets, validated
+from .._validation import (
+    check_n_targets,
+    check_noise_variance,
+    check_sample_weight,
+    validated,
+)
 from ..kernels import ObjectRows, TorchKernel, compile_kernel
 from ..linalg.gradients import GPProblem, exact_marginal_likelihood
 from ._defaults import KNOWN_NOISE, data_scaled_kernel
 from ._edge import answers
 from ._exact import fit_exactly
 from ._exact_process import ExactProcess
+from ._fitted import LeftOut
 from ._model import check_categories
-from ._prediction import GPPredictionBase
+from ._prediction import GPPredictionBase, squeeze
 from ._run import FitRun
-from .data import Table, known_noise, n_columns
+from .data import Merged, Table, known_noise, merged, n_columns
 from .posteriors import Affine
 
 # The largest variance whose square single precision can hold.
@@ -43,7 +49,7 @@ class TableRegressorBase(GPPredictionBase):
     _centres: bool = False
 
     @fit_context(prefer_skip_nested_validation=True)
-    def fit(self: T, X: Any, y: Any, noise_variance: Any = None) -> T:
+    def fit(self: T, X: Any, y: Any, noise_variance: Any = None, sample_weight: Any = None) -> T:
         """Train the hyperparameters and compute what predictions need.
 
         Parameters
@@ -55,6 +61,11 @@ class TableRegressorBase(GPPredictionBase):
         noise_variance : float or array-like of shape (n,), optional
             Known noise variance of each row, in the target's own units squared. Split by
             cross-validation when metadata routing is on.
+        sample_weight : float or array-like of shape (n,), optional
+            Weight of each row. A row of weight k counts as k equal rows, each with the noise of
+            one, and a row of weight zero is left out. Weights need not be whole numbers. Equal rows
+            are merged before the fit, so that weights and repeated rows give the same model; they
+            need noise.
 
         Returns
         -------
@@ -69,12 +80,12 @@ class TableRegressorBase(GPPredictionBase):
             If the work would not fit into memory; raised before it starts.
         """
         with FitRun(self) as run:
-            table = self._read_table(X, y, noise_variance, run)
+            table = self._read_merged(X, y, noise_variance, sample_weight, run)
             kernel = self._compile_kernel(table, run)
             table = table.centred(kernel) if self._centres else table
             plan = self._planned(table, kernel, run)
             run.follow(plan)
-            run.begin(table.X, table.y)
+            run.begin(table.X, table.y, n_rows=table.n_rows)
             self._keep_table(table)
             if plan.exact_instead:
                 fit_exactly(table, kernel, plan.stages, run)
@@ -128,6 +139,44 @@ class TableRegressorBase(GPPredictionBase):
             shared=self._shares_scale(noise_variance),
         )
 
+    def _read_merged(
+        self, X: Any, y: Any, noise_variance: Any, sample_weight: Any, run: FitRun
+    ) -> Table:
+        """As `_read_table`, with weights of rows, and with equal rows merged into one."""
+        accepted = self._accepted_rows(self.kernel)
+        X, y = validated(self, X, y, multi_output=True, y_numeric=True, **accepted)
+        check_n_targets(self.n_targets, y)
+        self._noise_given = noise_variance is not None
+        known = check_noise_variance(noise_variance, len(X), y[:1].size)
+        own = self._own_noise(len(X), np.ones(1))
+        weights = check_sample_weight(sample_weight, len(X))
+        found = self._merged(X, y.astype(np.float64), known, weights)
+        repeats = {}
+        if found is not None:
+            X, y, own = X[found.rows], found.y, own[found.rows]
+            noise_variance = noise_variance if known is None else known[found.rows]
+            repeats = {"counts": found.counts, "within": found.within}
+        return Table.read(
+            X.copy() if self.copy_X_train and found is None else X,
+            y,
+            lambda y_std: own / self._own_unit(y_std),
+            noise_variance,
+            run.normalizes(y),
+            shared=self._shares_scale(noise_variance),
+            **repeats,
+        )
+
+    def _merged(
+        self,
+        X: np.ndarray,
+        y: np.ndarray,
+        known: np.ndarray | None,
+        weights: np.ndarray | None = None,
+    ) -> Merged | None:
+        """The table with equal rows merged; `known` is noise_variance (n, t), if it is given."""
+        noise = [self._own_noise(len(X), np.ones(1)), *(() if known is None else known.T)]
+        return merged(X, y, [column for column in noise if np.ptp(column) > 0], weights)
+
     def _read_more(
         self, X: Any, y: Any, noise_variance: Any, run: FitRun
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -151,7 +200,61 @@ class TableRegressorBase(GPPredictionBase):
         return self._noise_train if len(kept) == len(X) else None
 
     # The table, as attributes of the fitted model.
-    _ROWS = ("X_train_", "y_train_", "_noise_train")
+    _ROWS = ("X_train_", "y_train_", "_noise_train", "_counts_train", "_within_train")
+    # What the rows stand for, if equal rows have been merged.
+    _counts_train: np.ndarray | None = None
+    _within_train: np.ndarray | None = None
+
+    def _left_out(self, X, y, noise_variance, rows) -> LeftOut | None:
+        """As in the base class; of rows that were merged, each is left out alone."""
+        counts = self._counts_train
+        if counts is None:
+            return super()._left_out(X, y, noise_variance, rows)
+        groups, alone = rows, not np.array_equal(X, self.X_train_)
+        if alone:
+            known = check_noise_variance(noise_variance, len(X), self._n_outputs())
+            found = self._merged(X, np.asarray(y, dtype=np.float64), known)
+            if found is None or not np.array_equal(found.counts, counts):
+                return None  # The fit has had weights, or other rows have joined.
+            groups = found.groups[rows]
+        chosen, place = np.unique(groups, return_inverse=True)
+        together = self._left_out_together(chosen)
+        if together is None:
+            return None
+        mean, latent, noise = (part[place] for part in together)
+        Y = (y[rows].reshape(len(rows), -1) - self._y_train_mean) / self._y_train_std
+        # The remaining equal rows are observed again, through their mean.
+        rest = counts[groups][:, None] - 1 if alone else np.zeros((len(rows), 1))
+        others = counts[groups][:, None] * self._table().targets[groups] - Y
+        gain = latent / (rest * latent + noise)
+        mean = mean + gain * (others - rest * mean if alone else 0.0)
+        std = np.sqrt(latent * (1 - rest * gain) + noise) * self._y_train_std
+        mean = mean * self._y_train_std + self._y_train_mean
+        return LeftOut(rows, squeeze(mean), squeeze(std), "leave_one_out")
+
+    def _left_out_together(self, chosen: np.ndarray) -> tuple[np.ndarray, ...] | None:
+        """Merged rows left out as a whole, in normalised units; None without a closed form.
+
+        Returns
+        -------
+        mean : ndarray of shape (k, t)
+        latent, noise : ndarray of shape (k, 1)
+            Variances of the latent function, and of the noise of a single row.
+        """
+        posterior, at = self._posterior(), self._inputs(self.X_train_[chosen])
+        Y, known, counts = (
+            torch.tensor(np.ascontiguousarray(part[chosen])).to(at)
+            for part in (self._table().targets, self._noise_train, self._counts_train)
+        )
+        white = posterior.noise(at)
+        noise, places = white + known, torch.as_tensor(chosen, device=at.device)
+        # The noise of the means, of which posteriors know the white part.
+        predicted = posterior.leave_one_out(places, at, Y, noise / counts - white)
+        if predicted is None:
+            return None
+        mean, variance = predicted
+        parts = mean, (variance - noise / counts).clamp_min(0)[:, None], noise[:, None]
+        return tuple(part.cpu().double().numpy() for part in parts)
 
     def _join_exactly(self, run: FitRun, remedy: str) -> None:
         """Make the exact process of the table, which rows have joined, the fitted model."""
@@ -166,6 +269,9 @@ class TableRegressorBase(GPPredictionBase):
         self.X_train_ = np.concatenate([self.X_train_, X])
         self.y_train_ = np.concatenate([self.y_train_, Y.reshape(-1, *self.y_train_.shape[1:])])
         self._noise_train = np.concatenate([self._noise_train, known])
+        if self._counts_train is not None:
+            self._counts_train = np.append(self._counts_train, np.ones(len(X)))
+            self._within_train = np.append(self._within_train, np.zeros(len(X)))
         return len(self.X_train_)
 
     def _compile_kernel(self, table: Table, run: FitRun) -> TorchKernel:
@@ -214,6 +320,7 @@ class TableRegressorBase(GPPredictionBase):
         self.X_train_, self.y_train_ = table.X, table.y
         self._y_train_mean, self._y_train_std = table.y_mean, table.y_std
         self._noise_train, self._origin = table.noise, table.origin
+        self._counts_train, self._within_train = table.counts, table.within
 
     def _table(self) -> Table:
         """The table that the fitted model keeps."""
@@ -224,6 +331,8 @@ class TableRegressorBase(GPPredictionBase):
             self._y_train_std,
             self._noise_train,
             self._origin,
+            self._counts_train,
+            self._within_train,
         )
 
     def _inputs(self, X: np.ndarray) -> torch.Tensor:

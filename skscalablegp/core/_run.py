@@ -300,14 +300,16 @@ class FitRun(Run):
 
     # ------------------------------------------------------------------ the beginning
 
-    def begin(self, X: Any, y: Any, seen: int = 0) -> None:
+    def begin(self, X: Any, y: Any, seen: int = 0, n_rows: float | None = None) -> None:
         """Notify scikit-learn's callbacks that a fit on these validated arrays begins.
 
         Sets ``n_samples_seen_`` to the number of rows plus the number `seen` by earlier calls, and
-        ``device_``, which previews and final solves read.
+        ``device_``, which previews and final solves read. `n_rows` is the number of rows before
+        they were merged, or the sum of their weights, which is rounded.
         """
         check_float64(self.device)
-        self.estimator.n_samples_seen_ = seen + len(X)
+        n = len(X) if n_rows is None else max(1, round(n_rows))
+        self.estimator.n_samples_seen_ = seen + n
         if not seen:
             self.estimator._exact = None
         self.estimator.device_ = str(self.device)

@@ -352,9 +352,7 @@ def well_conditioned(
     with torch.no_grad():
         signal = problem.kernel.diag(tensor, problem.X[:1000]).double().mean()
         # One row with little noise is enough, so that all rows are checked.
-        noise = problem.kernel.noise(tensor, problem.X).double()
-        if problem.extra_noise is not None:
-            noise = noise + problem.extra_noise.double()
+        noise = problem.noise(tensor).double()
     condition = len(problem.X) * float(signal) / max(float(noise.min()), 1e-300)
     too_much = condition * torch.finfo(torch.float32).eps / 2 > limit
     return problem.to(torch.float64) if too_much else problem

@@ -506,11 +506,10 @@ class _Search:
 
 def _value_with(part: GPProblem, theta: np.ndarray, K: Float[Tensor, "n n"]) -> float:
     """Log likelihood plus log prior in nats a row, from the covariance without noise."""
-    X, Y, H = part.X, part.Y, K.clone()
-    known = 0.0 if part.extra_noise is None else part.extra_noise
-    H.diagonal().add_(part.kernel.noise(torch.as_tensor(theta), X) + known)
+    X, Y, H, at = part.X, part.Y, K.clone(), torch.as_tensor(theta)
+    H.diagonal().add_(part.noise(at))
     L, failed = torch.linalg.cholesky_ex(H)
     if failed:
         return -math.inf
-    density = log_density(L, Y, torch.cholesky_solve(Y, L))
+    density = log_density(L, Y, torch.cholesky_solve(Y, L)) + part.repeated(at, False)[0]
     return (density + part.log_prior(theta)[0]) / len(X)

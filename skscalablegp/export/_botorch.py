@@ -154,4 +154,6 @@ def _with_rows(model: Any, X: np.ndarray, y: np.ndarray, told: dict[str, np.ndar
         own = np.broadcast_to(model._own_noise(len(targets), model._y_train_std), len(targets))
         known = told.get("noise_variance", np.zeros(len(X)))
         told = {"noise_variance": np.append((model._noise_train - own) * unit, known)}
+    if model._counts_train is not None:
+        told = told | {"sample_weight": np.append(model._counts_train, np.ones(len(X)))}
     return other.fit(rows, np.concatenate([targets, y]), **told)

@@ -30,6 +30,8 @@ NUMBERS = {
     "X_train_": "n d",
     "y_train_": "n t?",
     "_noise_train": "n",
+    "_counts_train": "n",
+    "_within_train": "n",
     "alpha_": "n t?",
     "_origin": "d?",
     "Table.origin": "d?",
@@ -71,6 +73,8 @@ NUMBERS = {
     "Table.y_mean": "t?",
     "Table.y_std": "t?",
     "Table.noise": "n",
+    "Table.counts": "n",
+    "Table.within": "n",
     "LeftOut.mean": "h t?",
     "LeftOut.std": "h t?",
     "Tails.nodes": "k",
@@ -101,9 +105,10 @@ SCALARS += ("n_features_in_ +", "n_neighbors_ +", "n_iter_", "n_samples_seen_ +"
 # Attributes that are all there, or none of them.
 TOGETHER = [("X_train_", "y_train_", "_noise_train"), ("_y_train_mean", "_y_train_std")]
 TOGETHER += [("variational_mean_", "variational_cov_")]
+TOGETHER += [("_counts_train", "_within_train"), ("Table.counts", "Table.within")]
 # Arrays and numbers that divide.
 _POSITIVE = {"_y_train_std", "Scaling.x_scale", "Scaling.y_scale", "GridFeatures.x_scale"}
-_POSITIVE |= {"GridFeatures.spread", "Table.y_std"}
+_POSITIVE |= {"GridFeatures.spread", "Table.y_std", "_counts_train", "Table.counts"}
 # Whole numbers in fitted state stay below the first, others below the second: fits take numbers up
 # to 1e30, and squares of these and their inverses must have squares.
 _LARGEST, _LARGEST_NUMBER = 2**48, 1e100

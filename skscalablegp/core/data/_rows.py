@@ -131,10 +131,7 @@ def column_moments(
         squares += np.square(part - part_mean).sum(0) + np.square(delta) * (n * m / (n + m))
         mean += delta * (m / (n + m))
         n += m
-    std = np.sqrt(squares / n)
-    # Rounding errors of a constant column are no scale.
-    constant = std <= 10 * np.finfo(np.float64).eps * np.abs(mean)
-    return mean, np.where(constant, 1.0, std)
+    return mean, _scale(np.sqrt(squares / n), mean)
 
 
 def target_moments(
@@ -149,6 +146,28 @@ def target_moments(
         return np.zeros(Y.shape[1]), np.ones(Y.shape[1])
     mean, std = column_moments(Y, robust=robust)
     return mean, np.full_like(std, np.sqrt(np.mean(np.square(std)))) if shared else std
+
+
+def repeated_moments(
+    Y: np.ndarray, counts: np.ndarray, within: np.ndarray, normalize: bool, shared: bool = False
+) -> tuple[np.ndarray, np.ndarray]:
+    """`target_moments` of a table whose merged rows stand for `counts` rows.
+
+    `within` (n, t) are the sums of squares in the targets that have been merged.
+    """
+    if not normalize:
+        return np.zeros(Y.shape[1]), np.ones(Y.shape[1])
+    share = counts[:, None] / counts.sum()
+    mean = (share * Y).sum(0)
+    squares = (share * np.square(Y - mean)).sum(0) + within.sum(0) / counts.sum()
+    std = _scale(np.sqrt(squares), mean)
+    return mean, np.full_like(std, np.sqrt(np.mean(np.square(std)))) if shared else std
+
+
+def _scale(std: np.ndarray, mean: np.ndarray) -> np.ndarray:
+    """Standard deviations, 1 where a column is constant: its rounding errors are no scale."""
+    constant = std <= 10 * np.finfo(np.float64).eps * np.abs(mean)
+    return np.where(constant, 1.0, std)
 
 
 def _scaled(rows: np.ndarray, mean: np.ndarray, scale: np.ndarray) -> np.ndarray:

@@ -11,8 +11,8 @@ import torch
 
 from ..._validation import check_duplicates, check_noise_variance
 from ...kernels import ObjectRows, TorchKernel
-from ...linalg.gradients import GPProblem
-from ._rows import column_moments, target_moments
+from ...linalg.gradients import GPProblem, Repeats
+from ._rows import column_moments, repeated_moments, target_moments
 
 
 @dataclass(frozen=True)
@@ -27,9 +27,12 @@ class Table:
     y_mean, y_std : ndarray of shape () or (t,)
         Mean and scale that convert the targets to their own units.
     noise : ndarray of shape (n,)
-        Known noise variances in normalised units.
+        Known noise variances in normalised units, those of single rows.
     origin : ndarray of shape (d,) or 0
         The point from which tensors of rows are measured.
+    counts, within : ndarray of shape (n,) or None
+        What rows stand for that have been merged, as in `Repeats`; y are then the means of their
+        targets. None if every row stands for itself.
     """
 
     X: np.ndarray
@@ -38,6 +41,8 @@ class Table:
     y_std: np.ndarray
     noise: np.ndarray
     origin: np.ndarray | float = 0.0
+    counts: np.ndarray | None = None
+    within: np.ndarray | None = None
 
     @classmethod
     def read(
@@ -48,17 +53,25 @@ class Table:
         noise_variance: Any,
         normalize_y: bool,
         shared: bool = False,
+        counts: np.ndarray | None = None,
+        within: np.ndarray | None = None,
     ) -> Table:
         """Normalise the target, and express known noise in its units.
 
         `alpha` maps the scales of the targets to the noise of every row. With `shared` all targets
-        have the same scale, as noise known in the units of y requires.
+        have the same scale, as noise known in the units of y requires. `counts` and `within` are
+        those of `Merged`.
         """
         y = y.astype(np.float64)
-        moments = target_moments(y.reshape(len(y), -1), normalize_y, shared)
+        Y = y.reshape(len(y), -1)
+        if counts is None or within is None:
+            moments = target_moments(Y, normalize_y, shared)
+        else:
+            moments = repeated_moments(Y, counts, within, normalize_y, shared)
+            within = (within / np.square(moments[1])).sum(1)
         mean, std = (moment.reshape(y.shape[1:]) for moment in moments)
         noise = alpha(std) + known_noise(noise_variance, len(X), std)
-        return cls(X, (y - mean) / std, mean, std, noise)
+        return cls(X, (y - mean) / std, mean, std, noise, counts=counts, within=within)
 
     @property
     def targets(self) -> np.ndarray:
@@ -67,7 +80,19 @@ class Table:
 
     def rows(self, chosen: np.ndarray) -> Table:
         """Some of the rows."""
-        return replace(self, X=self.X[chosen], y=self.y[chosen], noise=self.noise[chosen])
+        return replace(
+            self,
+            X=self.X[chosen],
+            y=self.y[chosen],
+            noise=self.noise[chosen],
+            counts=None if self.counts is None else self.counts[chosen],
+            within=None if self.within is None else self.within[chosen],
+        )
+
+    @property
+    def n_rows(self) -> float:
+        """The number of rows before they were merged: the sum of their weights."""
+        return len(self.X) if self.counts is None else float(self.counts.sum())
 
     def centred(self, kernel: TorchKernel) -> Table:
         """The table with rows measured from the robust means, if only differences of rows matter.
@@ -86,13 +111,16 @@ class Table:
         def tensor(a: np.ndarray) -> torch.Tensor:
             return torch.tensor(np.ascontiguousarray(a), dtype=dtype, device=device)
 
-        targets = tensor(self.targets)
+        targets, repeats = tensor(self.targets), None
+        if self.counts is not None and self.within is not None:
+            repeats = Repeats(tensor(self.counts), tensor(self.within))
         return GPProblem(
             kernel,
             tensor(self.X - self.origin) if kernel.vectors else ObjectRows.of(self.X).to(targets),
             targets,
             tensor(self.noise),
             keep=keep,
+            repeats=repeats,
         )
 
     def check_separable(self, kernel: TorchKernel) -> None:
@@ -103,7 +131,7 @@ class Table:
             # torch warns of arrays that are not writable, unless they are copied.
             rows = torch.tensor(np.ascontiguousarray(self.X))
             white = kernel.noise(kernel.theta0, rows).numpy()
-        check_duplicates(self.X, white + self.noise)
+        check_duplicates(self.X, white + self.noise, self.counts)
 
 
 def n_columns(X: np.ndarray) -> int:

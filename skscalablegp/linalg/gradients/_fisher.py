@@ -64,4 +64,20 @@ def fisher_information(
         half = half.view(m, p, m).transpose(0, 2).reshape(m, p * m)
         whole = torch.linalg.solve_triangular(factor, half, upper=False)
         A = whole.view(m, p, m).transpose(0, 1).reshape(p, m * m)
-        return (A @ A.mT).cpu() * (0.5 * t * n / len(rows))
+        information = A @ A.mT
+        if part.repeats is not None:
+            information += _of_repeats(part, theta)
+        return information.cpu() * (0.5 * t * n / len(rows))
+
+
+def _of_repeats(part: GPProblem, theta: Float64[Tensor, " p"]) -> Float64[Tensor, "p p"]:
+    """What merged rows tell of their noise beside their means: k - 1 times that of one number."""
+    noise = part.row_noise(theta)
+    slopes = torch.stack(
+        [
+            (part.row_noise(theta + step) - noise) / (_STEP * noise.clamp_min(1e-300))
+            for step in torch.eye(len(theta), dtype=torch.float64) * _STEP
+        ]
+    )
+    more = (part.repeats.counts - 1).clamp_min(0)  # type: ignore[union-attr]
+    return (slopes * more) @ slopes.mT

@@ -92,6 +92,7 @@ class _IterativeGradient(GradientEstimator):
         grad = 0.5 * operator.bilinear_grad(
             torch.cat([V, left * (-t / max(left.shape[1], 1))], 1), torch.cat([V, right], 1)
         )
+        grad = grad + problem.repeated(theta)[1]
         state = replace(
             state,
             probes=probes,

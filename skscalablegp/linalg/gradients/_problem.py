@@ -11,7 +11,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from ...kernels import TorchKernel
-from ..operators import KernelOperator, Workspace, kernel_operator
+from ..operators import KernelOperator, Workspace, kernel_operator, slope
+from ._repeats import Repeats
 
 
 @dataclass(frozen=True)
@@ -27,13 +28,15 @@ class GPProblem:
     Y : Tensor of shape (n, t)
         Targets in the units of the model, after any centring and scaling.
     extra_noise : Tensor of shape (n,) or None
-        Known noise variances in the units of Y squared.
+        Known noise variances in the units of Y squared, those of single rows.
     keep : bool
         Whether operators store H rather than evaluate tiles at each product.
     workspace : Workspace
         The buffer that all operators of the problem share, so that only the last one is valid.
     products : {"tiles", "compiled", "keops"}
         How operators compute products without storage.
+    repeats : Repeats or None
+        What rows stand for that have been merged; Y are then the means of their targets.
     prior_weight : float
         Weight of the log prior in training. On rows that stand for a larger table it is their share
         of the table, so that prior and likelihood have the same proportions as on all rows.
@@ -50,6 +53,7 @@ class GPProblem:
     workspace: Workspace = field(default_factory=Workspace, repr=False)
     prior_weight: float = 1.0
     products: str = "tiles"
+    repeats: Repeats | None = None
 
     def operator(self, theta: Float[Tensor, " p"]) -> KernelOperator:
         """H at these hyperparameters; it replaces the problem's former operators."""
@@ -61,7 +65,44 @@ class GPProblem:
             keep=self.keep,
             workspace=self.workspace,
             products=self.products,
+            counts=None if self.repeats is None else self.repeats.counts,
         )
+
+    def row_noise(
+        self, theta: Float[Tensor, " p"], rows: Tensor | slice = slice(None)
+    ) -> Float[Tensor, " m"]:
+        """Noise variances of single observations at some rows; differentiable in theta."""
+        noise = self.kernel.noise(theta, self.X[rows])
+        return noise if self.extra_noise is None else noise + self.extra_noise[rows]
+
+    def noise(
+        self, theta: Float[Tensor, " p"], rows: Tensor | slice = slice(None)
+    ) -> Float[Tensor, " m"]:
+        """Noise variances of Y at some rows, which are means if rows have been merged."""
+        noise = self.row_noise(theta, rows)
+        return noise if self.repeats is None else noise / self.repeats.counts[rows]
+
+    def repeated_at(
+        self, theta: Float[Tensor, " p"], rows: Tensor | slice = slice(None)
+    ) -> Float[Tensor, " m"]:
+        """What each of some rows adds to the log likelihood if rows have been merged."""
+        noise = self.row_noise(theta, rows)
+        if self.repeats is None:
+            return torch.zeros_like(noise)
+        return self.repeats[rows].log_density(noise, self.Y.shape[1])
+
+    def repeated(
+        self, theta: Float[Tensor, " p"], eval_gradient: bool = True
+    ) -> tuple[float, Float[Tensor, " p"]]:
+        """What merged rows add to the log likelihood of their means, and its gradient; O(n)."""
+        at = theta.detach().double().cpu()
+        if self.repeats is None:
+            return 0.0, torch.zeros_like(at)
+        with torch.set_grad_enabled(eval_gradient):
+            at = at.clone().requires_grad_(eval_gradient)
+            value = self.to(torch.float64).repeated_at(at).sum()
+            grad = slope(value, at) if eval_gradient else torch.zeros_like(at)
+        return float(value.detach()), grad.cpu()
 
     def subset(self, idx: Int[Tensor, " b"]) -> GPProblem:
         """The same regression on a subset of the rows, which stands for all of them."""
@@ -74,6 +115,7 @@ class GPProblem:
             extra_noise=noise,
             workspace=Workspace(),
             prior_weight=weight,
+            repeats=None if self.repeats is None else self.repeats[idx],
         )
 
     def log_prior(self, theta: np.ndarray) -> tuple[float, np.ndarray]:
@@ -85,5 +127,10 @@ class GPProblem:
         """The same regression in another precision."""
         noise = None if self.extra_noise is None else self.extra_noise.to(dtype)
         return replace(
-            self, X=self.X.to(dtype), Y=self.Y.to(dtype), extra_noise=noise, workspace=Workspace()
+            self,
+            X=self.X.to(dtype),
+            Y=self.Y.to(dtype),
+            extra_noise=noise,
+            workspace=Workspace(),
+            repeats=None if self.repeats is None else self.repeats.to(dtype),
         )

@@ -94,6 +94,7 @@ def _evaluate(
     at = theta.clone().requires_grad_(eval_gradient)
     with torch.set_grad_enabled(eval_gradient):
         K, noise = _covariances(problem, kernel, at, sets)
+        more = problem.repeated_at(at, sets.flatten()).reshape(sets.shape).sum(1)
     with torch.no_grad():
         H = K.detach().clone()
         H.diagonal(dim1=1, dim2=2).add_(noise)
@@ -103,10 +104,11 @@ def _evaluate(
         quadratic = (Y.double() * V.double()).sum((1, 2))
         log_det = 2 * L.diagonal(dim1=1, dim2=2).double().log().sum(1)
         values = -0.5 * (quadratic + t * log_det + k * t * math.log(2 * math.pi))
+        values = values + more.detach()
         if not eval_gradient:
             return values, None, L, V, jitter
         W = 0.5 * (V @ V.mT - t * torch.cholesky_inverse(L))
-    slopes = (W * K).sum() + (W.diagonal(dim1=1, dim2=2) * noise).sum()
+    slopes = (W * K).sum() + (W.diagonal(dim1=1, dim2=2) * noise).sum() + more.sum()
     return values, slope(slopes, at), None, V, jitter
 
 
@@ -115,11 +117,8 @@ def _covariances(
 ) -> tuple[Float[Tensor, "s k k"], Float[Tensor, "s k"]]:
     """The kernel matrix of each set, with exact diagonals, and the noise of each row."""
     Z = problem.X[sets]
-    K, flat = kernel_of_sets(kernel, theta, Z, Z.dtype), Z.flatten(0, 1)
-    noise = kernel.noise(theta, flat).to(Z.dtype).reshape(sets.shape)
-    if problem.extra_noise is not None:
-        noise = noise + problem.extra_noise[sets]
-    return K, noise
+    noise = problem.noise(theta, sets.flatten()).to(Z.dtype).reshape(sets.shape)
+    return kernel_of_sets(kernel, theta, Z, Z.dtype), noise
 
 
 def _factors(H: Float[Tensor, "s k k"], max_jitter: float) -> tuple[Float[Tensor, "s k k"], float]:

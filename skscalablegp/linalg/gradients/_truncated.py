@@ -141,6 +141,7 @@ class TruncatedGradient(GradientEstimator):
         grad = 0.5 * operator.bilinear_grad(
             torch.cat([left, solved * (-t / s)], 1), torch.cat([right, duals], 1)
         )
+        grad = grad + problem.repeated(theta)[1]
         apart = float((left - right).norm() / (left + right).norm().clamp_min(1e-300)) * 2
         if apart > FAR_APART:
             start = min(truncation.high, math.ceil(LATER * truncation.low))

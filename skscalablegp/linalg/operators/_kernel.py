@@ -92,6 +92,8 @@ class KernelOperator(LinearOperator):
     products : {"tiles", "compiled", "keops"}, default="tiles"
         How products are computed without storage: tile by tile in torch's operations, in tiles
         that torch compiles, or by KeOps. Kernels without the formulas for it are computed in tiles.
+    counts : Tensor of shape (n,), optional
+        Numbers by which all noise is divided, those of equal rows for which a row stands.
 
     Raises
     ------
@@ -117,15 +119,17 @@ class KernelOperator(LinearOperator):
         keep: bool = False,
         workspace: Workspace | None = None,
         products: str = "tiles",
+        counts: Float[Tensor, " n"] | None = None,
     ):
         super().__init__(len(X), X.dtype, X.device)
         self.kernel = kernel
         self.theta = theta.detach().double().cpu()
         self.X = X
-        self.extra_noise = extra_noise
+        self.extra_noise, self.counts = extra_noise, counts
         with torch.no_grad():
             noise = kernel.noise(self.theta, X)
-            self.noise = (noise if extra_noise is None else noise + extra_noise).to(X.dtype)
+            noise = noise if extra_noise is None else noise + extra_noise
+            self.noise = (noise if counts is None else noise / counts).to(X.dtype)
             self.bound: BoundKernel = bind(kernel, self.theta, X)
             self._rows = self.bound.prepare(X)
             self._diag = self.bound.diag(X).to(X.dtype)
@@ -223,8 +227,14 @@ class KernelOperator(LinearOperator):
         """The same operator in another precision, without storage."""
         extra = self.extra_noise
         extra = None if extra is None else extra.to(dtype)
+        counts = None if self.counts is None else self.counts.to(dtype)
         return KernelOperator(
-            self.kernel, self.theta, self.X.to(dtype), extra, products=self.products
+            self.kernel,
+            self.theta,
+            self.X.to(dtype),
+            extra,
+            products=self.products,
+            counts=counts,
         )
 
     def _tile(self, left: slice, right: slice) -> Float[Tensor, "a b"]:
@@ -325,7 +335,9 @@ class KernelOperator(LinearOperator):
         """The part of the diagonal, on which k(x, x) is exact as in `_tile`."""
         with torch.enable_grad():
             theta = self.theta.clone().to(self.device, non_blocking=True).requires_grad_(True)
-            diagonal = self.kernel.diag(theta, self.X) + self.kernel.noise(theta, self.X)
+            noise = self.kernel.noise(theta, self.X)
+            noise = noise if self.counts is None else noise / self.counts
+            diagonal = self.kernel.diag(theta, self.X) + noise
             return slope((diagonal * weights).sum(), theta)
 
     def to_dense(self) -> Float[Tensor, "n n"]:

@@ -31,6 +31,7 @@ def kernel_operator(
     keep: bool = False,
     workspace: Workspace | None = None,
     products: str = "tiles",
+    counts: Float[Tensor, " n"] | None = None,
 ) -> KernelOperator:
     """H of this process, or of all ranks if they wait for its tasks; see `KernelOperator`.
 
@@ -39,6 +40,7 @@ def kernel_operator(
     """
     ranks = leading()
     settings: dict[str, Any] = {"keep": keep, "workspace": workspace, "products": products}
+    settings["counts"] = counts
     alone = len(X) < _LEAST_ROWS or kernel.numpy_code or products == "keops"
     if ranks is None or ranks.size == 1 or alone:
         return KernelOperator(kernel, theta, X, extra_noise, **settings)
@@ -67,7 +69,8 @@ class SharedOperator(KernelOperator):
     tile : int
         Rows and columns of a tile, the same at all ranks.
     **settings : dict
-        Of `KernelOperator`. With `keep` a rank stores its own tiles, n**2 / (2 p) numbers.
+        Of `KernelOperator`. With `keep` a rank stores its own tiles, n**2 / (2 p) numbers. Rank 0
+        alone adds the noise, so that the others have no `counts`.
     """
 
     def __init__(
@@ -148,6 +151,7 @@ class SharedOperator(KernelOperator):
         if self._precise is None or self._precise.dtype != dtype:
             extra = None if self.extra_noise is None else self.extra_noise.to(dtype)
             settings: dict[str, Any] = {"tile": self._tile_rows, "products": self.products}
+            settings["counts"] = None if self.counts is None else self.counts.to(dtype)
             self._precise = SharedOperator(
                 self.kernel, self.theta, self.X.to(dtype), extra, ranks=self._ranks, **settings
             )

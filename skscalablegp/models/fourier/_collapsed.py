@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Float, Float64
@@ -60,7 +60,8 @@ def collapsed_marginal_likelihood(
     r"""log N(Y; 0, phi phi' + D) by the matrix inversion lemma, with features computed in batches.
 
     With A = I + phi' D^-1 phi, log|H| = log|A| + log|D| and
-    y' H^-1 y = y' D^-1 y - b' A^-1 b, b = phi' D^-1 y. Everything is float64.
+    y' H^-1 y = y' D^-1 y - b' A^-1 b, b = phi' D^-1 y. Everything is float64. Merged rows add what
+    `Repeats` says to the value and its gradient.
 
     Parameters
     ----------
@@ -84,7 +85,12 @@ def collapsed_marginal_likelihood(
     evaluate = _by_rows if features.n_features >= len(problem.X) else _by_columns
     # All large operations are shared among the workers; torch's own threads would get in their way.
     with one_thread():
-        return evaluate(rows, theta, eval_gradient)
+        found = evaluate(rows, theta, eval_gradient)
+    if problem.repeats is None:
+        return found
+    more, slopes = problem.repeated(theta, eval_gradient)
+    grad = None if found.grad is None else found.grad + slopes.to(found.grad)
+    return replace(found, value=found.value + more, grad=grad)
 
 
 def feature_weights(
@@ -148,15 +154,12 @@ class _Rows:
     """phi, Y and the noise variances of a few rows at a time."""
 
     def __init__(self, problem: GPProblem, features: PriorFeatures, batch_rows: int):
-        self.problem, self.features, self.batch_rows = problem, features, batch_rows
-        extra = problem.extra_noise
-        self._extra = problem.X.new_zeros(len(problem.X)) if extra is None else extra
+        self.problem, self.features, self.batch_rows = problem.to(torch.float64), features, batch_rows
 
     def at(self, theta: Tensor, some: slice) -> tuple[Tensor, Tensor, Tensor]:
         """phi, Y and the noise variances of some rows, differentiable in theta."""
-        X = self.problem.X[some].double()
-        noise = self.problem.kernel.noise(theta, X) + self._extra[some]
-        return self.features.evaluate(theta, X), self.problem.Y[some].double(), noise
+        X, noise = self.problem.X[some], self.problem.noise(theta, some)
+        return self.features.evaluate(theta, X), self.problem.Y[some], noise
 
     def batches(self, theta: Tensor, size: int | None = None) -> Iterator[tuple[Tensor, ...]]:
         """The same for all rows, `size` rows at a time, which the workers compute."""

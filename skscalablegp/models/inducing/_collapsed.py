@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -31,8 +31,9 @@ BLOCK_ROWS = 2048
 # Factors of the ratio of noise and prior variance among which held-out rows choose.
 _RATIOS = tuple(10 ** (k / 8) for k in range(-16, 25))
 
-# A function that returns blocks of rows, targets (b, t) and known noise variances (b,).
-Blocks = Callable[[], Iterator[tuple[Tensor, Tensor, Tensor]]]
+# A function that returns blocks of rows, targets (b, t) and known noise variances (b,). With merged
+# rows (`Repeats`) the noise is that of single rows, and a fourth tensor (b,) has their counts.
+Blocks = Callable[[], Iterator[tuple[Tensor, ...]]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,9 +65,10 @@ def problem_blocks(problem: GPProblem, size: int = BLOCK_ROWS) -> Blocks:
     """The rows of a problem, a block at a time."""
     X, Y, extra = problem.X, problem.Y, problem.extra_noise
     extra = X.new_zeros(len(X)) if extra is None else extra
+    parts = [X, Y, extra] if problem.repeats is None else [X, Y, extra, problem.repeats.counts]
 
-    def blocks() -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        return zip(X.split(size), Y.split(size), extra.split(size), strict=True)
+    def blocks() -> Iterator[tuple[Tensor, ...]]:
+        return zip(*(part.split(size) for part in parts), strict=True)
 
     return blocks
 
@@ -114,15 +116,22 @@ def collapsed_bound(
     return CollapsedBound(value, belief, white, grads[0].double(), grads[1])
 
 
+def _noise(
+    kernel: TorchKernel, theta: Tensor, X: Tensor, extra: Tensor, counts: Tensor | None = None
+) -> Float[Tensor, " b"]:
+    noise = kernel.noise(theta, X) + extra
+    return noise if counts is None else noise / counts
+
+
 def _first_pass(kernel, theta, Z, blocks, white) -> tuple[NaturalBelief, float, WhitenedBelief]:
     m, device = len(Z), Z.device
     eye = torch.eye(m, dtype=torch.float64, device=device)
     P, shift = torch.zeros_like(eye), None
     squares, log_noise, left, n = 0.0, 0.0, 0.0, 0
     with torch.no_grad():
-        for X, Y, extra in blocks():
+        for X, Y, *extra in blocks():
             look_up()
-            noise = kernel.noise(theta, X) + extra
+            noise = _noise(kernel, theta, X, *extra)
             check_noise(noise)
             A = white.inverse.to(X) @ kernel.cross(theta, Z, X)
             scaled = A / noise
@@ -148,11 +157,10 @@ def _second_pass(kernel, theta, Z, blocks, white, belief, whitened) -> None:
     t = belief.shift.shape[1]
     eye = torch.eye(len(Z), dtype=torch.float64, device=Z.device)
     excess = whitened.covariance[0] - eye
-    for X, Y, extra in blocks():
+    for X, Y, *extra in blocks():
         look_up()
-        K = KernelValues(
-            None, kernel.cross(theta, Z, X), kernel.diag(theta, X), kernel.noise(theta, X) + extra
-        )
+        noise = _noise(kernel, theta, X, *extra)
+        K = KernelValues(None, kernel.cross(theta, Z, X), kernel.diag(theta, X), noise)
         with torch.no_grad():
             # A rather than k(Z, Z)^-1, whose rounding errors grow with the condition number and
             # not with its square root.
@@ -169,6 +177,22 @@ def _second_pass(kernel, theta, Z, blocks, white, belief, whitened) -> None:
     D = whitened.mean @ whitened.mean.T - t * excess @ (belief.precision[0] - eye)
     if inducing.requires_grad:
         backward_sum(inducing, -inducing_gradient(white, D)).backward()
+
+
+def problem_bound(
+    problem: GPProblem,
+    theta: Float[Tensor, " p"],
+    Z: Float[Tensor, "m d"],
+    eval_gradient: bool = False,
+) -> CollapsedBound:
+    """`collapsed_bound` for the rows of a problem, with what merged rows add to it."""
+    blocks = problem_blocks(problem)
+    bound = collapsed_bound(problem.kernel, theta, Z, blocks, eval_gradient)
+    if problem.repeats is None:
+        return bound
+    more, slope = problem.repeated(theta, eval_gradient)
+    grad = None if bound.grad is None else bound.grad + slope.to(bound.grad)
+    return replace(bound, value=bound.value + more, grad=grad)
 
 
 @torch.no_grad()
@@ -284,7 +308,7 @@ class InducingGradient(GradientEstimator):
     def estimate(self, problem, theta, state):
         kernel = problem.kernel
         p, Z = kernel.n_params, self.points(theta, kernel.n_params)
-        bound = collapsed_bound(kernel, theta[:p], Z, problem_blocks(problem), eval_gradient=True)
+        bound = problem_bound(problem, theta[:p], Z, eval_gradient=True)
         grad = bound.grad
         if self.scale is not None:
             grad = torch.cat([grad, (bound.grad_inducing * self.scale).flatten().to(grad)])

@@ -202,7 +202,8 @@ class SolvedGPRegressor(GPRegressorBase):
         """The hyperparameters of the kernel times its best factor, and this factor.
 
         The factor is the mean squared leave-one-out error of random rows, in units of its variance:
-        the maximum of their log density. With priors it is the maximum of the density that as many
+        the maximum of their log density. Merged rows are left out as a whole, and what they tell of
+        their noise beside their means counts, too. With priors it is the maximum of the density that as many
         rows as the table has would have with this error, plus the log prior. The mean does not
         depend on it. It is one where an amplitude or a noise level is fixed or known, or would pass
         the bound that a user has given.
@@ -212,11 +213,18 @@ class SolvedGPRegressor(GPRegressorBase):
         rows = random_rows(len(problem.X), many, generator)
         X, Y = problem.X[rows], problem.Y[rows]
         noise = posterior.noise(X)
-        left_out = posterior.leave_one_out(rows, X, Y, torch.zeros_like(noise))
+        # Posteriors add the white noise of a single row.
+        merged = problem.noise(theta, rows).to(noise) - noise
+        known = torch.zeros_like(noise) if problem.repeats is None else merged
+        left_out = posterior.leave_one_out(rows, X, Y, known)
         if left_out is None:  # Only further solves would predict rows without themselves.
             return theta, 1.0
         mean, variance = left_out
         scale = float(((Y - mean).square() / variance[:, None]).mean())
+        if problem.repeats is not None:
+            repeats = problem.repeats[rows]
+            within = float((repeats.within / problem.row_noise(theta, rows)).sum()) / Y.shape[1]
+            scale = (scale * len(rows) + within) / float(repeats.counts.sum())
         if not 0 < scale < math.inf:
             return theta, 1.0
         variances = torch.as_tensor(kernel.variances).to(theta)
@@ -292,8 +300,13 @@ class SolvedGPRegressor(GPRegressorBase):
         if scale != 1.0:
             self.kernel_ = kernel.to_sklearn(theta)
             quadratic = float(weights.numpy().ravel() @ np.ravel(self.y_train_))
+            total: float = weights.numel()
+            if self._counts_train is not None:
+                noise = self._trained_problem().row_noise(theta) / scale
+                quadratic += float((torch.as_tensor(self._within_train).to(noise) / noise).sum())
+                total = float(self._counts_train.sum()) * weights.shape[1]
             self.log_marginal_likelihood_value_ += 0.5 * (
-                quadratic * (1 - 1 / scale) - weights.numel() * math.log(scale)
+                quadratic * (1 - 1 / scale) - total * math.log(scale)
             )
 
     # ------------------------------------------------------------------ posterior

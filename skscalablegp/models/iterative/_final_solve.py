@@ -178,7 +178,7 @@ def _estimate_likelihood(
     # Y' H^-1 Y with an error of second order in the residual, which may be large.
     residual = problem.Y - operator.matmul(V)
     quadratic = float(((problem.Y + residual).double() * V.double()).sum())
-    constant = 0.5 * n * t * math.log(2 * math.pi)
+    constant = 0.5 * n * t * math.log(2 * math.pi) - problem.repeated(operator.theta, False)[0]
     return -0.5 * quadratic - 0.5 * t * log_det - constant, 0.5 * t * error
 
 

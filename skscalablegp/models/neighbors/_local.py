@@ -95,9 +95,7 @@ def gather(
 ) -> tuple[Float[Tensor, "b k d"], Float[Tensor, "b m"], Float[Tensor, "b m t"]]:
     """Neighbours with the row itself as the last, and the neighbours' noise and targets."""
     Z = problem.X[near]
-    noise = problem.kernel.noise(theta, Z.flatten(0, 1)).reshape(near.shape)
-    if problem.extra_noise is not None:
-        noise = noise + problem.extra_noise[near]
+    noise = problem.noise(theta, near.flatten()).reshape(near.shape)
     return torch.cat([Z, X[:, None]], 1), noise, problem.Y[near]
 
 
@@ -249,7 +247,9 @@ def left_out(
             right = torch.cat([0.5 * beta * w - v, -0.5 * beta], 1)
             both = left * right
         noisy = torch.cat([noise, own[:, None]], 1)
-        return value, (left[:, None] @ K @ right[:, :, None]).sum() + (both * noisy).sum()
+        slopes = (left[:, None] @ K @ right[:, :, None]).sum() + (both * noisy).sum()
+        more = problem.repeated_at(at, rows).sum()
+        return value + float(more.detach()), slopes + more
 
     return _mean_and_slope(part, theta, rows, near, eval_gradient)
 
@@ -281,7 +281,8 @@ def blocks(
             V = torch.linalg.solve_triangular(L.mT, half, upper=True)
             W = 0.5 * (V @ V.mT - t * torch.cholesky_inverse(L))
         slopes = (W * K[:, :-1, :-1]).sum() + (W.diagonal(dim1=1, dim2=2) * noise).sum()
-        return -0.5 * float(value) / size, slopes / size
+        more = problem.repeated_at(at, torch.cat([near.flatten(), rows])).sum()
+        return (float(more.detach()) - 0.5 * float(value)) / size, (slopes + more) / size
 
     return _mean_and_slope(part, theta, rows, near, eval_gradient)
 

@@ -128,13 +128,20 @@ class Scales:
         mean, variance, surprise = predict(problem, theta, X, near, dtype, scaled and local)
         # A kernel without noise predicts copies of other rows without any variance.
         floor = torch.finfo(torch.float32).eps * problem.kernel.diag(theta, X)
-        variance = torch.maximum(variance + problem.kernel.noise(theta, X), floor)
+        white, t = problem.kernel.noise(theta, X), problem.Y.shape[1]
         known = 0.0 if problem.extra_noise is None else problem.extra_noise[rows]
+        counts = 1.0 if problem.repeats is None else problem.repeats.counts[rows]
+        variance = torch.maximum(variance + white / counts, floor)
         error = (problem.Y[rows] - mean).square().mean(1)
 
         def losses(log_scale: float, power: float) -> Float[Tensor, " s"]:
-            total = math.exp(log_scale) * variance * local_factor(surprise, power) + known
-            return 0.5 * (error / total + (2 * math.pi * total).log())
+            scale, factor = math.exp(log_scale), local_factor(surprise, power)
+            total = scale * variance * factor + known / counts
+            loss = 0.5 * (error / total + (2 * math.pi * total).log())
+            if problem.repeats is not None:
+                single = scale * factor * white + known
+                loss = loss - problem.repeats[rows].log_density(single, t) / t
+            return loss
 
         if not (self.free and scaled):
             return Scaled(theta, 1.0, -float(losses(0.0, 0.0).mean()))

@@ -1,0 +1,123 @@
+"""Merging equal rows of a table into one row with a count."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+# Odd multiplier of the hash by which equal rows are searched: 2^64 divided by the golden ratio.
+_MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
+_SHIFT = np.uint64(29)
+
+
+@dataclass(frozen=True)
+class Merged:
+    """A table whose equal rows have become one, in an order that does not depend on the given one.
+
+    Attributes
+    ----------
+    rows : ndarray of shape (m,)
+        For each merged row the number of a given row that is equal to it.
+    y : ndarray of shape (m,) or (m, t)
+        Weighted means of the targets.
+    counts : ndarray of shape (m,) or None
+        The sum of the weights of each row; None if all are one.
+    within : ndarray of shape (m, t) or None
+        Weighted sums of squared differences of the targets from their mean.
+    groups : ndarray of shape (n,)
+        The merged row of each given row; -1 for those of weight zero.
+    """
+
+    rows: np.ndarray
+    y: np.ndarray
+    counts: np.ndarray | None
+    within: np.ndarray | None
+    groups: np.ndarray
+
+
+def merged(
+    X: np.ndarray, y: np.ndarray, noise: Sequence[np.ndarray], weights: np.ndarray | None = None
+) -> Merged | None:
+    """The table without rows of weight zero, and with equal rows merged; None if nothing changes.
+
+    Rows are equal if their entries and their known noise are. A row of weight k and k equal rows
+    give the same numbers bit for bit, in any order of the rows, for whole numbers k: rows that
+    agree in their targets, too, are merged first.
+
+    Parameters
+    ----------
+    X : ndarray of shape (n, d) or (n,)
+        Rows that are not numbers are not merged.
+    y : ndarray of shape (n,) or (n, t)
+    noise : sequence of ndarray of shape (n,)
+        Known noise variances of each row.
+    weights : ndarray of shape (n,), optional
+        Not negative, and some positive.
+
+    Notes
+    -----
+    O(n d) and a sort of n numbers if no rows are equal and no weights given, else O(n d log n).
+    """
+    n = len(X)
+    kept = np.arange(n) if weights is None else np.flatnonzero(weights)
+    w = np.ones(n) if weights is None else weights
+    plain = bool((w[kept] == 1).all())
+    columns = [] if X.ndim == 1 or X.dtype.kind not in "fiu" else [*X.T, *noise]
+    if plain and not (columns and _may_repeat(column[kept] for column in columns)):
+        return None if len(kept) == n else _without_zeros(kept, y, n)
+    if not columns:
+        within = np.zeros((len(kept), y[:1].size))
+        return Merged(kept, y[kept], w[kept], within, _numbered(kept, n))
+    Y = y.reshape(n, -1)
+    keys = [column[kept] for column in (*columns, *Y.T)]
+    order = kept[np.lexsort(keys[::-1])]
+    new = _begins(columns, order)
+    if plain and new.all():
+        return None if len(kept) == n else _without_zeros(kept, y, n)
+    group = np.cumsum(new) - 1
+    # Rows with equal targets are one term of the sums, whatever their number.
+    first = np.flatnonzero(new | _begins(Y.T, order))
+    w, Y, of = np.add.reduceat(w[order], first), Y[order[first]], group[first]
+    begin = np.flatnonzero(np.diff(of, prepend=-1))
+    counts, least = np.add.reduceat(w, begin), Y[begin]
+    away = Y - least[of]
+    shift = np.add.reduceat(w[:, None] * away, begin) / counts[:, None]
+    within = np.add.reduceat(w[:, None] * np.square(away - shift[of]), begin)
+    groups = np.full(n, -1)
+    groups[order] = group
+    means = (least + shift).reshape(-1, *y.shape[1:])
+    return Merged(order[new], means, counts, within, groups)
+
+
+def _without_zeros(kept: np.ndarray, y: np.ndarray, n: int) -> Merged:
+    return Merged(kept, y[kept], None, None, _numbered(kept, n))
+
+
+def _numbered(kept: np.ndarray, n: int) -> np.ndarray:
+    groups = np.full(n, -1)
+    groups[kept] = np.arange(len(kept))
+    return groups
+
+
+def _may_repeat(columns: Iterable[np.ndarray]) -> bool:
+    """Whether two rows have the same hash, as equal rows have."""
+    hashed = np.uint64(0)
+    for column in columns:
+        # -0.0 and 0.0 are the same input.
+        bits = (np.asarray(column, dtype=np.float64) + 0.0).view(np.uint64)
+        hashed = (hashed ^ bits) * _MULTIPLIER
+        hashed ^= hashed >> _SHIFT
+    hashed = np.sort(hashed)
+    return bool((hashed[1:] == hashed[:-1]).any())
+
+
+def _begins(columns: Iterable[np.ndarray], order: np.ndarray) -> np.ndarray:
+    """Where a sorted row differs from the one before it."""
+    new = np.zeros(len(order), dtype=bool)
+    new[0] = True
+    for column in columns:
+        values = column[order]
+        new[1:] |= values[1:] != values[:-1]
+    return new

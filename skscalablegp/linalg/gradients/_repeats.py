@@ -1,0 +1,48 @@
+"""Rows that stand for several equal rows of a table."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Repeats:
+    r"""How many equal rows each row stands for, and what their mean leaves out of the likelihood.
+
+    The targets y_1..y_k of k equal rows with noise variance v depend on f through their mean alone,
+    which has the noise variance v / k. The other factor of their density is
+    (2 pi v)^(-(k - 1) / 2) k^(-1/2) exp(-sum_i (y_i - mean)^2 / (2 v)). With weights in place of
+    numbers of rows, k is their sum, and the sum of squares is weighted.
+
+    Attributes
+    ----------
+    counts : Tensor of shape (n,)
+        k of each row, positive.
+    within : Tensor of shape (n,)
+        The sum of squares of each row, summed over targets.
+    """
+
+    counts: Float[Tensor, " n"]
+    within: Float[Tensor, " n"]
+
+    def __getitem__(self, rows: Tensor | slice) -> Repeats:
+        return Repeats(self.counts[rows], self.within[rows])
+
+    def to(self, dtype: torch.dtype) -> Repeats:
+        """The same in another precision."""
+        return Repeats(self.counts.to(dtype), self.within.to(dtype))
+
+    def log_density(self, noise: Float[Tensor, " n"], t: int) -> Float[Tensor, " n"]:
+        """The logarithm of that factor for t targets, and noise variances of single rows.
+
+        Rows without noise have none, as their factor is zero or infinite.
+        """
+        noisy = noise > 0
+        v, k = torch.where(noisy, noise, 1.0), self.counts
+        density = t * ((k - 1) * (2 * math.pi * v).log() + k.log()) + self.within / v
+        return torch.where(noisy, -0.5 * density, 0.0)
