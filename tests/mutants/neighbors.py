@@ -80,8 +80,8 @@ MUTANTS = [
     (
         "calibration forgets noise that is known",
         OBJECTIVES,
-        "local_factor(surprise, power) + known",
-        "local_factor(surprise, power)",
+        "variance * factor + known / counts",
+        "variance * factor",
         f"{TESTS} -k known_noise",
     ),
 ]

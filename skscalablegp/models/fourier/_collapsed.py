@@ -154,7 +154,8 @@ class _Rows:
     """phi, Y and the noise variances of a few rows at a time."""
 
     def __init__(self, problem: GPProblem, features: PriorFeatures, batch_rows: int):
-        self.problem, self.features, self.batch_rows = problem.to(torch.float64), features, batch_rows
+        self.problem = problem.to(torch.float64)
+        self.features, self.batch_rows = features, batch_rows
 
     def at(self, theta: Tensor, some: slice) -> tuple[Tensor, Tensor, Tensor]:
         """phi, Y and the noise variances of some rows, differentiable in theta."""

@@ -287,9 +287,7 @@ class SGPRRegressor(TableRegressorBase):
         """
         Z = self._points(problem, theta, plan, run.generator)
         some = problem.subset(torch.arange(min(len(problem.X), 2 * BLOCK_ROWS)).to(Z.device))
-        run.budget.reserve_for(
-            lambda: problem_bound(some, theta, Z), len(problem.X) / len(some.X)
-        )
+        run.budget.reserve_for(lambda: problem_bound(some, theta, Z), len(problem.X) / len(some.X))
         if not self.optimize_inducing or self.optimizer is None:
             return InducingGradient(Z)
         spread = torch.as_tensor(column_spread(problem.X.cpu().numpy())).to(problem.X)

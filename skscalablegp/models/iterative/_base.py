@@ -203,10 +203,10 @@ class SolvedGPRegressor(GPRegressorBase):
 
         The factor is the mean squared leave-one-out error of random rows, in units of its variance:
         the maximum of their log density. Merged rows are left out as a whole, and what they tell of
-        their noise beside their means counts, too. With priors it is the maximum of the density that as many
-        rows as the table has would have with this error, plus the log prior. The mean does not
-        depend on it. It is one where an amplitude or a noise level is fixed or known, or would pass
-        the bound that a user has given.
+        their noise beside their means counts, too. With priors it is the maximum of the density
+        that as many rows as the table has would have with this error, plus the log prior. The mean
+        does not depend on it. It is one where an amplitude or a noise level is fixed or known, or
+        would pass the bound that a user has given.
         """
         problem = self._trained_problem(posterior.dtype, False)
         many = _LEFT_OUT_NEAR if self.posterior_ == "neighbors" else _LEFT_OUT

@@ -384,7 +384,9 @@ def test_components_are_counted_over_all_products():
     assert model.coef_.shape == (100 + 1 + 3, 1)
     one = RFFRegressor(n_components=100, optimizer=None, random_state=0).fit(X, y)
     assert one.coef_.shape == (100, 1)
-    X, y = np.tile(X, (-(-2001 // len(X)), 1)), np.tile(y, -(-2001 // len(X)))
+    # Equal rows would be merged into one.
+    n, rng = 2001, np.random.default_rng(0)
+    X, y = X[rng.integers(len(X), size=n)] + 0.1 * rng.normal(size=(n, 2)), rng.normal(size=n)
     auto = RFFRegressor(n_components="auto", optimizer=None, random_state=0).fit(X, y)
     assert auto.coef_.shape == (700, 1) and auto.fit_report_.choices["n_components"].value == 700
 

@@ -1,0 +1,324 @@
+"""Weights of rows: k stands for k equal rows, in every estimator whose fit takes them."""
+
+import inspect
+import pickle
+
+import numpy as np
+import pytest
+import sklearn
+import torch
+from numpy.testing import assert_allclose, assert_array_equal
+from scipy.stats import multivariate_normal
+from sklearn.base import clone
+from sklearn.gaussian_process import GaussianProcessRegressor
+from sklearn.gaussian_process.kernels import RBF, ConstantKernel, WhiteKernel
+from sklearn.model_selection import GridSearchCV
+from sklearn.pipeline import Pipeline
+from sklearn.preprocessing import StandardScaler
+
+import skscalablegp
+from skscalablegp import (
+    IterativeGPRegressor,
+    NNGPRegressor,
+    PoERegressor,
+    RFFRegressor,
+    RRCGRegressor,
+    SGPRRegressor,
+    SSRFFRegressor,
+)
+from skscalablegp.files import load, save
+
+SETTINGS = {"random_state": 0, "max_iter": 2}
+FEW = {"optimizer": None, **SETTINGS}
+METHOD = {"small_table": "method", **SETTINGS}
+MODELS = {
+    "exact": IterativeGPRegressor(**SETTINGS),
+    "solves": IterativeGPRegressor(solver="cg", posterior="pathwise", **SETTINGS),
+    "subsets": IterativeGPRegressor(train_on="subsets", subset_size=15, **SETTINGS),
+    "nearest": IterativeGPRegressor(
+        train_on="subsets", subset_size=15, posterior="neighbors", **SETTINGS
+    ),
+    "natural": IterativeGPRegressor(optimizer="natural", solver="cg", **SETTINGS),
+    "truncated": RRCGRegressor(**METHOD),
+    "neighbours": NNGPRegressor(n_neighbors=8, n_centers=12, subset_size=None, **SETTINGS),
+    "blocks": NNGPRegressor(
+        n_neighbors=8, n_centers=12, objective="blocks", subset_size=None, **SETTINGS
+    ),
+    "points": SGPRRegressor(n_inducing=8, **METHOD),
+    "experts": PoERegressor(expert_size=10, **SETTINGS),
+    "committee": PoERegressor(expert_size=10, combination="grbcm", partition="random", **SETTINGS),
+    "features": RFFRegressor(n_components=14, **SETTINGS),
+    "many-features": RFFRegressor(n_components=80, **SETTINGS),
+    "series": SSRFFRegressor(min_components=8, component_step=8, **METHOD),
+}
+TAKE_WEIGHTS = {type(model).__name__ for model in MODELS.values()}
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+# One setting of each class for quick tests.
+QUICK = ("exact", "truncated", "neighbours", "points", "experts", "features", "series")
+each = pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in MODELS],
+)
+
+
+def table(n=30, t=None, seed=0):
+    """Rows, targets, and weights, the first of which is zero."""
+    rng = np.random.default_rng(seed)
+    X = rng.normal(size=(n, 2))
+    y = np.sin(2 * X[:, 0]) + 0.3 * rng.normal(size=n)
+    if t is not None:
+        y = y[:, None] * np.arange(1, t + 1) + 0.1 * rng.normal(size=(n, t))
+    weights = rng.integers(0, 4, size=n)
+    weights[0] = 0
+    return X, y, weights
+
+
+def repeated(weights, *arrays, seed=1):
+    """Each row as often as its weight says, in a random order."""
+    order = np.random.default_rng(seed).permutation(weights.sum())
+    return [np.repeat(array, weights, axis=0)[order] for array in arrays]
+
+
+def assert_same(one, other, X):
+    assert_array_equal(one.predict(X), other.predict(X))
+    assert_array_equal(one.predict_std(X), other.predict_std(X))
+    assert_array_equal(one.kernel_.theta, other.kernel_.theta)
+    for name in ("log_marginal_likelihood_value_", "lower_bound_"):
+        assert getattr(one, name, 0.0) == getattr(other, name, 0.0)
+    assert one.n_samples_seen_ == other.n_samples_seen_
+
+
+# ---------------------------------------------------------------- the contract
+
+
+def test_the_estimators_that_take_weights_are_those_of_this_contract():
+    takes = {
+        name
+        for name in skscalablegp.__all__
+        if hasattr(entry := getattr(skscalablegp, name), "fit")
+        and "sample_weight" in inspect.signature(entry.fit).parameters
+    }
+    assert takes == TAKE_WEIGHTS
+
+
+@each
+def test_whole_weights_are_repeated_rows_in_any_order(name):
+    X, y, weights = table()
+    weighted = clone(MODELS[name]).fit(X, y, sample_weight=weights)
+    assert_same(weighted, clone(MODELS[name]).fit(*repeated(weights, X, y)), X)
+    assert weighted.n_samples_seen_ == weights.sum()
+    assert len(weighted.X_train_) == np.count_nonzero(weights)
+
+
+@each
+def test_zero_leaves_a_row_out_and_one_is_no_weight(name):
+    X, y, _ = table()
+    kept = np.arange(len(X)) % 4 > 0
+    without = clone(MODELS[name]).fit(X[kept], y[kept])
+    assert_same(clone(MODELS[name]).fit(X, y, sample_weight=kept), without, X)
+    ones = clone(MODELS[name]).fit(X[kept], y[kept], sample_weight=np.ones(kept.sum()))
+    assert_same(ones, without, X)
+
+
+@pytest.mark.parametrize("name", ["exact", "experts", "points", "features", "neighbours"])
+def test_known_noise_and_alpha_are_those_of_each_repeated_row(name):
+    X, y, weights = table(t=2)
+    noise = np.random.default_rng(2).uniform(0.05, 0.2, size=len(X))
+    model = clone(MODELS[name]).set_params(alpha=0.01)
+    weighted = clone(model).fit(X, y, noise_variance=noise, sample_weight=weights)
+    Xr, yr, noise_r = repeated(weights, X, y, noise)
+    assert_same(weighted, clone(model).fit(Xr, yr, noise_variance=noise_r), X)
+    # Equal rows whose known noise differs are no repetitions.
+    one = clone(model).fit(X[[1, 1, 2]], y[[1, 1, 2]], noise_variance=[0.1, 0.2, 0.1])
+    assert len(one.X_train_) == 3
+
+
+@pytest.mark.parametrize("wrong", [-1.0, np.nan, np.inf, 1e31, 1e-40])
+def test_weights_that_are_no_weights_are_refused(wrong):
+    X, y, _ = table(8)
+    weights = np.ones(8)
+    weights[3] = wrong
+    with pytest.raises(ValueError, match=r"sample_weight must be .*entry 3"):
+        IterativeGPRegressor().fit(X, y, sample_weight=weights)
+
+
+@pytest.mark.parametrize(
+    ("weights", "message"),
+    [
+        (np.ones(7), "7 != 8"),
+        (np.ones((8, 1)), r"sample_weight has shape \(8, 1\) for 8 rows"),
+        (np.zeros(8), "zero for all 8 rows"),
+        (["a"] * 8, "must hold real numbers"),
+    ],
+)
+def test_arrays_that_are_no_weights_are_refused(weights, message):
+    X, y, _ = table(8)
+    with pytest.raises(ValueError, match=message):
+        IterativeGPRegressor().fit(X, y, sample_weight=weights)
+
+
+def test_weights_need_noise():
+    X, y, _ = table(8)
+    model = IterativeGPRegressor(RBF(), alpha=0.0, optimizer=None)
+    with pytest.raises(ValueError, match="1 of the 8 different rows of X .* sample_weight"):
+        model.fit(X, y, sample_weight=[1, 1, 0.5, 1, 1, 1, 1, 1])
+
+
+# ---------------------------------------------------------------- the exact process
+
+
+def dense(kernel, X, y):
+    covariance = kernel(X) + 1e-10 * np.eye(len(X))
+    return multivariate_normal(np.zeros(len(X)), covariance).logpdf(y)
+
+
+def test_the_likelihood_is_that_of_all_rows_and_so_is_its_gradient():
+    X, y, weights = table()
+    Xr, yr = repeated(weights, X, y)
+    yr = yr + 0.2 * np.random.default_rng(3).normal(size=len(yr))
+    kernel = ConstantKernel(1.5) * RBF([0.8, 1.2]) + WhiteKernel(0.1)
+    model = IterativeGPRegressor(kernel, optimizer=None).fit(Xr, yr)
+    assert len(model.X_train_) < len(Xr)
+    assert_allclose(model.log_marginal_likelihood_value_, dense(kernel, Xr, yr), rtol=1e-9)
+    theta = kernel.theta + 0.1
+    value, grad = model.log_marginal_likelihood(theta, eval_gradient=True)
+    assert_allclose(value, dense(kernel.clone_with_theta(theta), Xr, yr), rtol=1e-9)
+    step = 1e-5 * np.eye(len(theta))
+    slopes = [
+        (dense(kernel.clone_with_theta(theta + e), Xr, yr))
+        - dense(kernel.clone_with_theta(theta - e), Xr, yr)
+        for e in step
+    ]
+    assert_allclose(grad, np.array(slopes) / 2e-5, rtol=1e-5)
+
+
+def test_predictions_are_those_of_all_rows_with_the_scale_of_all_targets():
+    X, y, weights = table(t=2)
+    Xr, yr = repeated(weights, X, y)
+    model = IterativeGPRegressor(normalize_y=True, max_iter=3).fit(X, y, sample_weight=weights)
+    other = GaussianProcessRegressor(model.kernel_, optimizer=None, normalize_y=True).fit(Xr, yr)
+    expected = other.predict(X, return_std=True)
+    for got, want in zip(model.predict(X, return_std=True), expected, strict=True):
+        assert_allclose(got, want, rtol=1e-8)
+    want = other.log_marginal_likelihood_value_
+    assert_allclose(model.log_marginal_likelihood_value_, want, rtol=1e-9)
+
+
+def test_equal_rows_with_different_targets_have_the_scale_of_all_targets():
+    X, y, weights = table()
+    X, y = repeated(weights, X, y)
+    y = 3 + y + 0.5 * np.random.default_rng(3).normal(size=len(y))
+    kernel = ConstantKernel(1.5) * RBF([0.8, 1.2]) + WhiteKernel(0.1)
+    model = IterativeGPRegressor(kernel, optimizer=None, normalize_y=True).fit(X, y)
+    other = GaussianProcessRegressor(kernel, optimizer=None, normalize_y=True).fit(X, y)
+    assert_allclose(model.predict_std(X), other.predict(X, return_std=True)[1], rtol=1e-8)
+    want = other.log_marginal_likelihood_value_
+    assert_allclose(model.log_marginal_likelihood_value_, want, rtol=1e-9)
+
+
+def test_weights_are_exponents_of_the_density_of_their_row():
+    """A weighted likelihood by quadrature over f, for one row: no formula of Gaussians."""
+    y, k, s, v = 0.7, 2.3, 1.5, 0.2
+    kernel = ConstantKernel(s) * RBF() + WhiteKernel(v)
+    model = IterativeGPRegressor(kernel, alpha=0.0, optimizer=None)
+    model.fit([[0.0]], [y], sample_weight=[k])
+    f = np.linspace(-12, 12, 200_001)
+    prior = np.exp(-0.5 * f**2 / s) / np.sqrt(2 * np.pi * s)
+    likelihood = (np.exp(-0.5 * (y - f) ** 2 / v) / np.sqrt(2 * np.pi * v)) ** k
+    evidence = np.trapezoid(prior * likelihood, f)
+    assert_allclose(model.log_marginal_likelihood_value_, np.log(evidence), rtol=1e-8)
+    mean = np.trapezoid(f * prior * likelihood, f) / evidence
+    assert_allclose(model.predict([[0.0]]), mean, rtol=1e-8)
+
+
+def test_leaving_out_one_of_several_equal_rows():
+    X, y, weights = table()
+    X, y = repeated(weights, X, y)
+    y = y + 0.2 * np.random.default_rng(3).normal(size=len(y))
+    kernel = ConstantKernel(1.5) * RBF([0.8, 1.2]) + WhiteKernel(0.1)
+    model = IterativeGPRegressor(kernel, optimizer=None).fit(X, y)
+    rows = np.arange(0, len(X), 3)
+    found = model._left_out(X, y, None, rows)
+    inverse = np.linalg.inv(kernel(X) + 1e-10 * np.eye(len(X)))
+    variance = 1 / np.diag(inverse)
+    assert_allclose(found.mean, (y - inverse @ y * variance)[rows], rtol=1e-7)
+    assert_allclose(found.std, np.sqrt(variance)[rows], rtol=1e-7)
+    # Other rows than those of the fit have no closed form.
+    assert model._left_out(X[1:], y[1:], None, rows[:2]) is None
+
+
+# ---------------------------------------------------------------- around a fit
+
+
+def test_routing_and_fit_parameters_of_pipelines():
+    X, y, weights = table()
+    last = IterativeGPRegressor(ConstantKernel() * RBF() + WhiteKernel(0.1), optimizer=None)
+    expected = clone(last).fit(StandardScaler().fit_transform(X), y, sample_weight=weights)
+    grid = {"model__alpha": [1e-10, 1e-2]}
+    old = Pipeline([("scale", StandardScaler()), ("model", last)])
+    old.fit(X, y, model__sample_weight=weights)
+    assert_array_equal(old.predict(X), expected.predict(StandardScaler().fit_transform(X)))
+    with sklearn.config_context(enable_metadata_routing=True):
+        asks = Pipeline(
+            [
+                ("scale", StandardScaler().set_fit_request(sample_weight=False)),
+                ("model", clone(last).set_fit_request(sample_weight=True)),
+            ]
+        )
+        asks["model"].set_score_request(sample_weight=False)
+        search = GridSearchCV(asks, grid, cv=3).fit(X, y, sample_weight=weights)
+        best = search.best_estimator_
+    assert best["model"].n_samples_seen_ == weights.sum()
+
+
+@pytest.mark.parametrize("name", ["exact", "solves", "neighbours", "points", "experts", "features"])
+def test_files_and_pickles_keep_what_rows_stand_for(name, tmp_path):
+    X, y, weights = table()
+    model = clone(MODELS[name]).fit(X, y, sample_weight=weights)
+    save(model, tmp_path / "model.skgp")
+    ask = getattr(model, "log_marginal_likelihood", None)
+    theta = model.kernel_.theta + 0.1
+    for other in (load(tmp_path / "model.skgp"), pickle.loads(pickle.dumps(model))):
+        assert_same(model, other, X)
+        if ask is not None:
+            assert other.log_marginal_likelihood(theta) == ask(theta)
+
+
+def test_rows_that_join_count_once():
+    X, y, weights = table()
+    kernel = ConstantKernel(1.5) * RBF([0.8, 1.2]) + WhiteKernel(0.1)
+    model = NNGPRegressor(kernel, n_neighbors=100, optimizer=None)
+    grown = clone(model).fit(X[:20], y[:20], sample_weight=weights[:20])
+    grown.partial_fit(X[18:], y[18:])
+    joined = np.append(weights[:20], np.ones(12))
+    whole = clone(model).fit(np.r_[X[:20], X[18:]], np.r_[y[:20], y[18:]], sample_weight=joined)
+    assert_allclose(grown.predict(X), whole.predict(X), rtol=1e-7)
+    assert_allclose(grown.predict_std(X), whole.predict_std(X), rtol=1e-7)
+
+
+def test_rows_that_are_no_numbers_have_weights():
+    from sklearn.gaussian_process.kernels import GenericKernelMixin, Kernel, StationaryKernelMixin
+
+    class Lengths(GenericKernelMixin, StationaryKernelMixin, Kernel):
+        def __call__(self, X, Y=None, eval_gradient=False):
+            Y = X if Y is None else Y
+            K = np.exp(-np.abs(np.subtract.outer([len(x) for x in X], [len(x) for x in Y])))
+            return (K, np.empty((*K.shape, 0))) if eval_gradient else K
+
+        def diag(self, X):
+            return np.ones(len(X))
+
+        def __init__(self):
+            pass
+
+    X, y = np.array(["a", "bb", "cccc"]), np.array([0.0, 1.0, -1.0])
+    model = IterativeGPRegressor(Lengths(), alpha=0.1, optimizer=None)
+    weighted = clone(model).fit(X, y, sample_weight=[2, 0, 1])
+    assert_allclose(weighted.predict(X), clone(model).fit(X[[0, 0, 2]], y[[0, 0, 2]]).predict(X))
+
+
+def test_weights_on_torch_tensors():
+    X, y, weights = table(12)
+    got = IterativeGPRegressor(optimizer=None).fit(X, y, sample_weight=torch.tensor(weights))
+    assert_same(got, IterativeGPRegressor(optimizer=None).fit(X, y, sample_weight=weights), X)

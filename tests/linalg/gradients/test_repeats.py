@@ -1,0 +1,157 @@
+"""Merged rows against the same functions of the rows themselves."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from numpy.testing import assert_allclose
+from sklearn.gaussian_process.kernels import RBF, ConstantKernel, WhiteKernel
+from torch import Generator
+
+from skscalablegp.core.data import Table, merged
+from skscalablegp.features import sample_prior_features
+from skscalablegp.kernels import compile_kernel
+from skscalablegp.linalg.gradients import (
+    ExactGradient,
+    GradientState,
+    PathwiseGradient,
+    StandardGradient,
+    TruncatedGradient,
+    exact_marginal_likelihood,
+    fisher_information,
+)
+from skscalablegp.models.experts._gradient import ExpertsGradient
+from skscalablegp.models.fourier._collapsed import collapsed_marginal_likelihood, feature_weights
+from skscalablegp.models.inducing._collapsed import InducingGradient
+from skscalablegp.models.neighbors._objectives import LocalGradient
+
+T = 2
+
+
+@pytest.fixture(scope="module")
+def problems():
+    """A problem with merged rows, and the same with all of its rows."""
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(14, 2))[rng.integers(14, size=40)]
+    y, noise = rng.normal(size=(40, T)), 0.05 * (1 + (X[:, 0] > 0))
+    kernel = compile_kernel(ConstantKernel(1.5) * RBF([0.8, 1.2]) + WhiteKernel(0.1), 2)
+    found = merged(X, y, [noise])
+    unit = np.zeros(T), np.ones(T)
+    whole = Table(X, y, *unit, noise)
+    part = Table(
+        X[found.rows],
+        found.y,
+        *unit,
+        noise[found.rows],
+        counts=found.counts,
+        within=found.within.sum(1),
+    )
+    assert found.counts.max() > 3 and len(found.rows) < 15
+    made = (t.problem(kernel, torch.float64, torch.device("cpu"), False) for t in (part, whole))
+    return (*made, found)
+
+
+def moved(problem):
+    return problem.kernel.theta0 + 0.1
+
+
+def assert_equal_at(one, other, estimator, other_estimator=None):
+    theta = moved(one)
+    a, _ = estimator.estimate(one, theta, GradientState(Generator().manual_seed(0)))
+    b, _ = (other_estimator or estimator).estimate(
+        other, theta, GradientState(Generator().manual_seed(0))
+    )
+    assert_allclose(a.value, b.value, rtol=1e-9)
+    assert_allclose(a.grad, b.grad, rtol=1e-7, atol=1e-9)
+
+
+def test_exact_likelihood(problems):
+    one, other, _ = problems
+    assert_equal_at(one, other, ExactGradient())
+    assert one.operator(moved(one)).to_dense().shape == (len(one.X),) * 2
+
+
+@pytest.mark.parametrize("pairs", [3, 40])
+def test_features(problems, pairs):
+    one, other, _ = problems
+    theta = moved(one)
+    features = sample_prior_features(one.kernel, 2, pairs, Generator().manual_seed(0))
+    a, b = (collapsed_marginal_likelihood(p, theta, features) for p in (one, other))
+    assert_allclose(a.value, b.value, rtol=1e-9)
+    assert_allclose(a.grad, b.grad, rtol=1e-7)
+    a, b = (feature_weights(p, theta, features)[0] for p in (one, other))
+    assert_allclose(a.mean, b.mean, rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.parametrize("scale", [None, torch.ones(2, dtype=torch.float64)])
+def test_inducing_points(problems, scale):
+    one, other, _ = problems
+    estimator = InducingGradient(one.X[:5], scale=scale)
+    theta = torch.cat([moved(one), torch.as_tensor(estimator.moving())])
+    a, b = (estimator.estimate(p, theta, None)[0] for p in (one, other))
+    assert_allclose(a.value, b.value, rtol=1e-9)
+    assert_allclose(a.grad, b.grad, rtol=1e-6, atol=1e-8)
+
+
+def test_experts(problems):
+    one, other, found = problems
+    parts = [np.arange(5), np.arange(5, len(one.X))]
+    whole = [np.flatnonzero(np.isin(found.groups, part)) for part in parts]
+    assert_equal_at(one, other, ExpertsGradient(parts), ExpertsGradient(whole))
+
+
+def test_blocks_of_all_neighbours_are_the_exact_likelihood(problems):
+    one, other, _ = problems
+    m = len(one.X)
+    local = LocalGradient(torch.arange(m), m - 1, "blocks")
+    assert_equal_at(one, other, local, ExactGradient())
+
+
+def test_left_out_rows_given_all_others(problems):
+    """The density of all rows of a group given the other groups; the gradient by differences."""
+    one, other, found = problems
+    local, theta = (
+        LocalGradient(torch.arange(len(one.X)), len(one.X) - 1, "leave_one_out"),
+        moved(one),
+    )
+
+    def value(at):
+        return local.estimate(one, at, GradientState())[0].value
+
+    def density(rows):
+        part = other.subset(torch.as_tensor(rows))
+        return exact_marginal_likelihood(part, theta, False).value
+
+    everything = density(np.arange(len(other.X)))
+    groups = range(len(one.X))
+    expected = sum(everything - density(np.flatnonzero(found.groups != k)) for k in groups)
+    assert_allclose(value(theta), expected, rtol=1e-8)
+    step = 1e-5 * torch.eye(len(theta), dtype=torch.float64)
+    slopes = [(value(theta + e) - value(theta - e)) / 2e-5 for e in step]
+    assert_allclose(local.estimate(one, theta, GradientState())[0].grad, slopes, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "estimator",
+    [
+        StandardGradient(n_probes=4000, solver_tol=1e-8),
+        PathwiseGradient(n_probes=4000, solver_tol=1e-8, prior="exact"),
+        TruncatedGradient("fixed", n_probes=4000),
+    ],
+)
+def test_gradients_from_solves(problems, estimator):
+    one, other, _ = problems
+    expected = exact_marginal_likelihood(other, moved(one)).grad
+    found, _ = estimator.estimate(one, moved(one), GradientState(Generator().manual_seed(0)))
+    assert_allclose(found.grad, expected, atol=0.5)
+    without, _ = estimator.estimate(
+        replace(one, repeats=None), moved(one), GradientState(Generator().manual_seed(0))
+    )
+    assert float((without.grad - expected).abs().max()) > 2
+
+
+def test_fisher_information(problems):
+    one, other, _ = problems
+    a, b = (fisher_information(p, moved(one), 100, Generator()) for p in (one, other))
+    assert_allclose(a, b, rtol=1e-4, atol=1e-5)
