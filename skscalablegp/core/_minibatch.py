@@ -12,11 +12,26 @@ from sklearn.base import ClassifierMixin
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, column_or_1d
 
-from .._validation import check_n_targets, validated
+from .._validation import (
+    check_n_targets,
+    check_noise,
+    check_noise_variance,
+    check_sample_weight,
+    validated,
+)
 from ._edge import answers
 from ._model import GPModel
 from ._prediction import GPPredictionBase
-from .data import BLOCK_ROWS, Scaling, column_moments, known_noise, target_moments
+from .data import (
+    BLOCK_ROWS,
+    Merged,
+    Scaling,
+    column_moments,
+    known_noise,
+    merged,
+    repeated_moments,
+    target_moments,
+)
 from .likelihoods import Likelihood
 from .posteriors import Affine
 
@@ -30,9 +45,29 @@ def input_scaling(
     normalize_y: bool,
     shared: bool = False,
     robust: bool = False,
+    counts: np.ndarray | None = None,
 ) -> Scaling:
-    """The scaling that standardises columns and, if asked for, targets; one pass over the data."""
+    """The scaling that standardises columns and, if asked for, targets; one pass over the data.
+
+    `counts` are the weights of the targets, which are not used if far targets count as limits.
+    """
+    if counts is not None and not robust:
+        moments = repeated_moments(Y, counts, np.zeros_like(Y), normalize_y, shared)
+        return Scaling(*column_moments(X, robust=True), *moments)
     return Scaling(*column_moments(X, robust=True), *target_moments(Y, normalize_y, shared, robust))
+
+
+def merged_with_targets(
+    X: np.ndarray, Y: np.ndarray, noise: list[np.ndarray], weights: np.ndarray | None
+) -> Merged | None:
+    """The table with rows merged that have equal targets (n, t), too; None if nothing changes.
+
+    Such rows are one term of any likelihood, times their count. A memory map is read for this only
+    if there are weights.
+    """
+    if isinstance(X, np.memmap) and weights is None:
+        return None
+    return merged(X, Y, [*noise, *Y.T], weights)
 
 
 class MinibatchGPRegressorBase(GPPredictionBase):
@@ -46,6 +81,22 @@ class MinibatchGPRegressorBase(GPPredictionBase):
         X, y = validated(self, X, y, multi_output=True, y_numeric=True, dtype=_KEPT, reset=reset)
         check_n_targets(self.n_targets, y)
         return X, np.asarray(y, dtype=np.float64).reshape(len(X), -1)
+
+    def _read_merged(
+        self, X: np.ndarray, Y: np.ndarray, noise_variance: Any, sample_weight: Any
+    ) -> tuple[np.ndarray, np.ndarray, Any, np.ndarray, np.ndarray | None]:
+        """Validated rows, merged; their targets, noise_variance, alpha (n,) and weights or None."""
+        n, alpha = len(X), check_noise(self.alpha, len(X))
+        known = check_noise_variance(noise_variance, n, Y.shape[1])
+        weights = check_sample_weight(sample_weight, n)
+        columns = [alpha, *(() if known is None else known.T)]
+        noise = [column for column in columns if np.ptp(column) > 0]
+        found = merged_with_targets(X, Y, noise, weights)
+        if found is None:
+            return X, Y, noise_variance, alpha, None
+        rows = found.rows
+        given = noise_variance if known is None else known[rows]
+        return X[rows], Y[rows], given, alpha[rows], found.counts
 
     def _known_noise(
         self, noise_variance: Any, n: int, scaling: Scaling, likelihood: Likelihood, reset: bool
@@ -107,6 +158,21 @@ class GPClassifierBase(ClassifierMixin, GPModel):
         """
         X, y = validated(self, X, y, dtype=_KEPT, reset=reset)
         return X, self._numbered(y, reset, classes)
+
+    def _read_weighted(
+        self, X: Any, y: Any, classes: Any, sample_weight: Any
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
+        """As `_read_rows`, with equal rows merged, and their weights; None if all are one."""
+        X, y = validated(self, X, y, dtype=_KEPT)
+        weights = check_sample_weight(sample_weight, len(X))
+        if weights is not None and not weights.all():
+            # A class whose rows have no weight is no class.
+            X, y, weights = X[weights > 0], y[weights > 0], weights[weights > 0]
+        codes = self._numbered(y, classes=classes)
+        found = merged_with_targets(X, codes[:, None].astype(np.float64), [], weights)
+        if found is None:
+            return X, codes, None
+        return X[found.rows], codes[found.rows], found.counts
 
     def _numbered(self, y: np.ndarray, reset: bool = True, classes: Any = None) -> np.ndarray:
         """Class numbers (n,) of validated labels; sets ``classes_`` if `reset`."""

@@ -25,6 +25,8 @@ from skscalablegp import (
     RRCGRegressor,
     SGPRRegressor,
     SSRFFRegressor,
+    SVGPClassifier,
+    SVGPRegressor,
 )
 from skscalablegp.files import load, save
 
@@ -50,12 +52,18 @@ MODELS = {
     "features": RFFRegressor(n_components=14, **SETTINGS),
     "many-features": RFFRegressor(n_components=80, **SETTINGS),
     "series": SSRFFRegressor(min_components=8, component_step=8, **METHOD),
+    "variational": SVGPRegressor(n_inducing=8, batch_size=10, **METHOD),
+    "all-points": SVGPRegressor(**SETTINGS),
+    "student": SVGPRegressor(likelihood="student_t", n_inducing=8, **SETTINGS),
+    "classes": SVGPClassifier(n_inducing=8, batch_size=10, **SETTINGS),
+    "two-classes": SVGPClassifier(n_inducing=8, **SETTINGS),
 }
 TAKE_WEIGHTS = {type(model).__name__ for model in MODELS.values()}
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 # One setting of each class for quick tests.
 QUICK = ("exact", "truncated", "neighbours", "points", "experts", "features", "series")
+QUICK += ("variational", "classes")
 each = pytest.mark.parametrize(
     "name",
     [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in MODELS],
@@ -80,9 +88,17 @@ def repeated(weights, *arrays, seed=1):
     return [np.repeat(array, weights, axis=0)[order] for array in arrays]
 
 
+def target(name, y):
+    """The targets of a model, which are classes for classifiers."""
+    labels = np.array(["none", "some", "many"])[1 * (y > 0) + (y > 0.8)]
+    return {"classes": labels, "two-classes": y > 0}.get(name, y)
+
+
 def assert_same(one, other, X):
     assert_array_equal(one.predict(X), other.predict(X))
-    assert_array_equal(one.predict_std(X), other.predict_std(X))
+    for name in ("predict_std", "predict_proba"):
+        if hasattr(one, name):
+            assert_array_equal(getattr(one, name)(X), getattr(other, name)(X))
     assert_array_equal(one.kernel_.theta, other.kernel_.theta)
     for name in ("log_marginal_likelihood_value_", "lower_bound_"):
         assert getattr(one, name, 0.0) == getattr(other, name, 0.0)
@@ -105,15 +121,17 @@ def test_the_estimators_that_take_weights_are_those_of_this_contract():
 @each
 def test_whole_weights_are_repeated_rows_in_any_order(name):
     X, y, weights = table()
+    y = target(name, y)
     weighted = clone(MODELS[name]).fit(X, y, sample_weight=weights)
     assert_same(weighted, clone(MODELS[name]).fit(*repeated(weights, X, y)), X)
     assert weighted.n_samples_seen_ == weights.sum()
-    assert len(weighted.X_train_) == np.count_nonzero(weights)
+    assert len(getattr(weighted, "X_train_", X[weights > 0])) == np.count_nonzero(weights)
 
 
 @each
 def test_zero_leaves_a_row_out_and_one_is_no_weight(name):
     X, y, _ = table()
+    y = target(name, y)
     kept = np.arange(len(X)) % 4 > 0
     without = clone(MODELS[name]).fit(X[kept], y[kept])
     assert_same(clone(MODELS[name]).fit(X, y, sample_weight=kept), without, X)
@@ -121,7 +139,7 @@ def test_zero_leaves_a_row_out_and_one_is_no_weight(name):
     assert_same(ones, without, X)
 
 
-@pytest.mark.parametrize("name", ["exact", "experts", "points", "features", "neighbours"])
+@pytest.mark.parametrize("name", ["exact", "experts", "points", "variational"])
 def test_known_noise_and_alpha_are_those_of_each_repeated_row(name):
     X, y, weights = table(t=2)
     noise = np.random.default_rng(2).uniform(0.05, 0.2, size=len(X))
@@ -129,9 +147,14 @@ def test_known_noise_and_alpha_are_those_of_each_repeated_row(name):
     weighted = clone(model).fit(X, y, noise_variance=noise, sample_weight=weights)
     Xr, yr, noise_r = repeated(weights, X, y, noise)
     assert_same(weighted, clone(model).fit(Xr, yr, noise_variance=noise_r), X)
-    # Equal rows whose known noise differs are no repetitions.
-    one = clone(model).fit(X[[1, 1, 2]], y[[1, 1, 2]], noise_variance=[0.1, 0.2, 0.1])
-    assert len(one.X_train_) == 3
+
+
+def test_equal_rows_whose_known_noise_differs_are_no_repetitions():
+    X, y, _ = table(3)
+    model = IterativeGPRegressor(optimizer=None)
+    for rows, n in ([1, 1, 2], 3), ([1, 2, 2], 2):
+        found = clone(model).fit(X[rows], y[rows], noise_variance=[0.1, 0.2, 0.2])
+        assert len(found.X_train_) == n
 
 
 @pytest.mark.parametrize("wrong", [-1.0, np.nan, np.inf, 1e31, 1e-40])
@@ -248,6 +271,29 @@ def test_leaving_out_one_of_several_equal_rows():
     assert model._left_out(X[1:], y[1:], None, rows[:2]) is None
 
 
+# ---------------------------------------------------------------- inducing points
+
+
+def test_the_bound_with_all_points_is_the_likelihood_of_all_rows():
+    X, y, weights = table(20)
+    kernel = ConstantKernel(1.5) * RBF([0.8, 1.2]) + WhiteKernel(0.3)
+    settings = {"optimizer": None, "inducing": X, "n_inducing": 20, "optimize_inducing": False}
+    model = SVGPRegressor(kernel, small_table="method", **settings)
+    model.fit(X, y, sample_weight=weights)
+    want = dense(kernel, *repeated(weights, X, y))
+    assert_allclose(model.lower_bound_, want, rtol=1e-5)
+
+
+def test_a_class_without_weight_is_none():
+    X, y, _ = table()
+    labels = target("classes", y)
+    model = SVGPClassifier(n_inducing=5, max_iter=2, random_state=0)
+    model.fit(X, labels, sample_weight=labels != "many")
+    assert_array_equal(model.classes_, ["none", "some"])
+    with pytest.raises(ValueError, match="one class: 'none'"):
+        model.fit(X, labels, sample_weight=labels == "none")
+
+
 # ---------------------------------------------------------------- around a fit
 
 
@@ -272,7 +318,7 @@ def test_routing_and_fit_parameters_of_pipelines():
     assert best["model"].n_samples_seen_ == weights.sum()
 
 
-@pytest.mark.parametrize("name", ["exact", "solves", "neighbours", "points", "experts", "features"])
+@pytest.mark.parametrize("name", ["exact", "solves", "points", "experts", "variational"])
 def test_files_and_pickles_keep_what_rows_stand_for(name, tmp_path):
     X, y, weights = table()
     model = clone(MODELS[name]).fit(X, y, sample_weight=weights)

@@ -58,8 +58,8 @@ MUTANTS = [
     (
         "the bound forgets it",
         "models/inducing/_collapsed.py",
-        "grad = None if bound.grad is None else bound.grad + slope.to(bound.grad)",
-        "grad = bound.grad",
+        "(-more.sum()).backward()",
+        "pass",
         f"{ORACLES} -k inducing",
     ),
     (
@@ -81,7 +81,22 @@ MUTANTS = [
         FIT,
         "if np.ptp(column) > 0]",
         "if False]",
-        f"{CONTRACT} -k known_noise",
+        f"{CONTRACT} -k whose_known_noise",
+        True,
+    ),
+    (
+        "the bound with all points forgets the counts",
+        "models/inducing/_collapsed.py",
+        "return noise if repeats is None else noise / repeats.counts",
+        "return noise",
+        f"{CONTRACT} -k all_points",
+    ),
+    (
+        "slopes of a batch forget the weights",
+        "models/inducing/_bound.py",
+        "each * terms.d_variance",
+        "terms.d_variance",
+        f"{ORACLES} -k in_a_batch",
         True,
     ),
     (

@@ -10,6 +10,7 @@ from ._rows import (
     column_spread,
     far_rows,
     limited,
+    repeated_moments,
     standardised_limits,
     target_moments,
 )

@@ -43,7 +43,6 @@ from ...features import (
     network_to_numpy,
 )
 from ...kernels import TorchKernel, compile_kernel, default_kernel
-from ...linalg.gradients import GPProblem
 from ._bound import WhitenedBelief
 from ._plan import MOST_POINTS, SparsePlan, plan_batches
 from ._posterior import InducingPosterior
@@ -95,9 +94,17 @@ class SparseMixin:
         return MOST_POINTS
 
     def _prepare(
-        self, source: RowSource, likelihood: Likelihood, n_outputs: int, run: FitRun
+        self,
+        source: RowSource,
+        likelihood: Likelihood,
+        n_outputs: int,
+        run: FitRun,
+        counts: np.ndarray | None = None,
     ) -> SparseTraining:
-        """The model, the plan and the rows in the model's units, before any work."""
+        """The model, the plan and the rows in the model's units, before any work.
+
+        `counts` are the weights of the rows.
+        """
         (n, d), scaling = source.X.shape, source.scaling
         network = self._new_network(source.X, scaling)
         targets = torch.as_tensor((source.Y - scaling.y_mean) / scaling.y_scale)
@@ -110,7 +117,8 @@ class SparseMixin:
         model = SparseModel(compiled, likelihood, n_outputs, network)
         plan = plan_batches(self, model, n, d, self._most_points(n_outputs))
         run.follow(plan)
-        rows = SparseRows.of(replace(source, scaling=inputs, dtype=plan.precision).resident())
+        source = replace(source, scaling=inputs, dtype=plan.precision).resident()
+        rows = SparseRows.of(source, counts)
         self._check_rows(model, rows)
         weights = [] if network is None else network.initial(run.generator, plan.precision)
         replaced = f"the exact process of {n} rows: " if plan.whole else ""
@@ -210,11 +218,11 @@ class SparseMixin:
             return kernel.theta0, 0, "converged"
         start_size = rows_for(kernel.n_features, START_ROWS)
         rows = random_rows(n, n if training.plan.whole else start_size, run.generator)
-        X, Y, noise = training.rows.take(rows)
+        X, Y, *_ = training.rows.take(rows)
         if self.kernel is not None and not training.plan.whole:
             if not (model.likelihood.conjugate and model.likelihood.additive):
                 return kernel.theta0, 0, "converged"
-            some = GPProblem(kernel, X, Y, noise, prior_weight=len(rows) / n)
+            some = replace(training.rows.problem(kernel, rows), prior_weight=len(rows) / n)
             start = compared_start(some, StageSettings(self.optimizer, self.max_iter), run)
             return torch.as_tensor(start.theta), 0, "converged"
         steps = training.plan.settings.max_iter
@@ -227,21 +235,21 @@ class SparseMixin:
         for start in starts:
             if best is not None and run.stopped:
                 break
-            regressed = self._regressed(start, noise, steps, training, run, ask)
+            regressed = self._regressed(start, rows, steps, training, run, ask)
             n_iter += regressed.result.n_iter
             if best is None or regressed.explained > best.explained + _CLEARLY_BETTER:
                 best = regressed
         if best.origin:
             run.reports(start=best.origin)
         if model.likelihood.conjugate and model.likelihood.additive:
-            check = [a.double() for a in training.rows.take(rows_to_check(n, run))]
-            warn_if_rough(GPProblem(kernel, *check), best.result.theta, n, run)
+            check = training.rows.problem(kernel, rows_to_check(n, run)).to(torch.float64)
+            warn_if_rough(check, best.result.theta, n, run)
         return best.theta, n_iter, best.result.stop_reason
 
     def _regressed(  # noqa: PLR0913 (the terms of one regression)
         self,
         start: Start,
-        noise: torch.Tensor,
+        rows: torch.Tensor,
         steps: int,
         training: SparseTraining,
         run: FitRun,
@@ -256,7 +264,8 @@ class SparseMixin:
             model._keep(training, finished(stepper, 0)[0])
 
         run.preview = preview
-        problem = GPProblem(kernel, X, Y, noise, prior_weight=len(X) / n)
+        problem = training.rows.problem(kernel, rows, Y)
+        problem = replace(problem, X=X, prior_weight=len(X) / n)
         if training.plan.whole:
             first = start_rows(n, kernel.n_features)
             result = exact_start(problem, run, max_iter=steps, subset_size=first, precise=True)

@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Generator, Tensor
 
-from ...core.likelihoods import Likelihood
+from ...core.likelihoods import Likelihood, LikelihoodTerms
 from ...linalg.solvers import cholesky_with_jitter
 
 # Jitter on the diagonal of k(Z, Z), relative to the mean prior variance, for the precision in which
@@ -223,7 +223,7 @@ def variational_bound(  # noqa: PLR0913 (the terms of one equation)
     belief: WhitenedBelief,
     K: KernelValues,
     Y: Float[Tensor, "b t"],
-    weight: float = 1.0,
+    weight: float | Tensor = 1.0,
     generator: Generator | None = None,
     eval_gradient: bool = True,
     white: Whitening | None = None,
@@ -238,8 +238,8 @@ def variational_bound(  # noqa: PLR0913 (the terms of one equation)
     K : KernelValues
         At the inducing points and the batch.
     Y : Tensor of shape (b, t)
-    weight : float, default=1.0
-        n / b, which scales a batch to all rows.
+    weight : float or Tensor of shape (b,), default=1.0
+        n / b, which scales a batch to all rows, times the weight of each row if rows have weights.
     generator : Generator, optional
         For likelihoods that use random draws.
     eval_gradient : bool, default=True
@@ -263,6 +263,12 @@ def variational_bound(  # noqa: PLR0913 (the terms of one equation)
     variance = K.diag[:, None] + (K.cross * T).sum(1).T
     variance = variance.clamp_min(torch.finfo(A.dtype).eps * float(K.diag.max()))
     terms = likelihood.expected(Y, mean, variance, K.noise, generator)
+    if isinstance(weight, Tensor):
+        own, each = weight.to(terms.value), weight.to(mean)[:, None]
+        terms = LikelihoodTerms(
+            own * terms.value, each * terms.d_mean, each * terms.d_variance, own * terms.d_noise
+        )
+        weight = 1.0
     value = weight * float(terms.value.sum(dtype=torch.float64)) - belief.divergence()
     if value_only:
         return BoundEvaluation(value, None, None)

@@ -219,7 +219,7 @@ class SVGPClassifier(SparseMixin, GPClassifierBase):
         self._set(locals())
 
     @fit_context(prefer_skip_nested_validation=True)
-    def fit(self, X: Any, y: Any) -> SVGPClassifier:
+    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> SVGPClassifier:
         """Train hyperparameters, inducing points and the variational distribution.
 
         Parameters
@@ -229,6 +229,11 @@ class SVGPClassifier(SparseMixin, GPClassifierBase):
             not copied.
         y : array-like of shape (n,)
             Labels of at least two classes.
+        sample_weight : float or array-like of shape (n,), optional
+            Weight of each row. A row of weight k counts as k equal rows, and a row of weight zero
+            is left out. Weights need not be whole numbers. Equal rows are merged before the fit, so
+            that weights and repeated rows give the same model. A memory map is searched for equal
+            rows, and then copied, only with weights.
 
         Returns
         -------
@@ -242,7 +247,7 @@ class SVGPClassifier(SparseMixin, GPClassifierBase):
         MemoryError
             If the work would not fit into memory; raised before it starts.
         """
-        return self._fit(X, y, None)
+        return self._fit(X, y, None, sample_weight)
 
     @fit_context(prefer_skip_nested_validation=True)
     def partial_fit(self, X: Any, y: Any, classes: Any = None) -> SVGPClassifier:
@@ -280,15 +285,15 @@ class SVGPClassifier(SparseMixin, GPClassifierBase):
             self._absorb(source, len(self.classes_), run)
         return self
 
-    def _fit(self, X: Any, y: Any, classes: Any) -> SVGPClassifier:
+    def _fit(self, X: Any, y: Any, classes: Any, sample_weight: Any = None) -> SVGPClassifier:
         with FitRun(self) as run:
-            X, codes = self._read_rows(X, y, classes=classes)
+            X, codes, counts = self._read_weighted(X, y, classes, sample_weight)
             Y, c = codes[:, None].astype(np.float64), len(self.classes_)
             likelihood = self._checked_likelihood(c, run)
             scaling, noise = input_scaling(X, Y, False), np.zeros(len(X))
             source = RowSource(X, Y, scaling, device=run.device, noise=noise)
-            training = self._prepare(source, likelihood, c, run)
-            run.begin(X, Y)
+            training = self._prepare(source, likelihood, c, run, counts)
+            run.begin(X, Y, n_rows=None if counts is None else counts.sum())
             self.draws_ = None if likelihood.n_latent(c) == 1 else self._draw(c)
             self.probability_power_ = 1.0
             fit = self._train(training, run)
@@ -304,6 +309,7 @@ class SVGPClassifier(SparseMixin, GPClassifierBase):
         """The power of the probabilities with the best leave-one-out log loss."""
         generator = torch.Generator().manual_seed(0)
         chosen = torch.randperm(len(rows), generator=generator)[:_POWER_ROWS].sort().values.numpy()
+        counts = None if rows.repeats is None else rows.repeats.counts.cpu().double()[chosen]
         some = SparseRows(rows.source.subset(chosen), rows.noise[torch.as_tensor(chosen)])
         mean, variance = left_out(model, some, fit, generator)
         mean, variance = mean.cpu(), variance.cpu()
@@ -314,6 +320,8 @@ class SVGPClassifier(SparseMixin, GPClassifierBase):
 
         def loss(log_power: float) -> float:
             log_likelihood = torch.log_softmax(np.exp(log_power) * log_p, 1).gather(1, codes)
+            if counts is not None:
+                log_likelihood = log_likelihood * counts[:, None]
             # The logarithm has a standard normal prior, for tables with few rows.
             return float(-log_likelihood.sum()) + 0.5 * log_power**2
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,7 @@ from ...core.likelihoods import Gaussian
 from ...core.posteriors import without_own
 from ...kernels import TorchKernel
 from ...linalg.blocks import look_up
-from ...linalg.gradients import GPProblem, GradientEstimate, GradientEstimator
+from ...linalg.gradients import GPProblem, GradientEstimate, GradientEstimator, Repeats
 from ._bound import (
     KernelValues,
     NaturalBelief,
@@ -31,9 +31,9 @@ BLOCK_ROWS = 2048
 # Factors of the ratio of noise and prior variance among which held-out rows choose.
 _RATIOS = tuple(10 ** (k / 8) for k in range(-16, 25))
 
-# A function that returns blocks of rows, targets (b, t) and known noise variances (b,). With merged
-# rows (`Repeats`) the noise is that of single rows, and a fourth tensor (b,) has their counts.
-Blocks = Callable[[], Iterator[tuple[Tensor, ...]]]
+# A function that returns blocks of rows, targets (b, t) and known noise variances (b,), and, if the
+# rows have been merged, their `Repeats`.
+Blocks = Callable[[], Iterator[tuple[Any, ...]]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,10 +65,11 @@ def problem_blocks(problem: GPProblem, size: int = BLOCK_ROWS) -> Blocks:
     """The rows of a problem, a block at a time."""
     X, Y, extra = problem.X, problem.Y, problem.extra_noise
     extra = X.new_zeros(len(X)) if extra is None else extra
-    parts = [X, Y, extra] if problem.repeats is None else [X, Y, extra, problem.repeats.counts]
+    parts = [X, Y, extra] if problem.repeats is None else [X, Y, extra, problem.repeats]
 
-    def blocks() -> Iterator[tuple[Tensor, ...]]:
-        return zip(*(part.split(size) for part in parts), strict=True)
+    def blocks() -> Iterator[tuple[Any, ...]]:
+        for start in range(0, len(X), size):
+            yield tuple(part[start : start + size] for part in parts)
 
     return blocks
 
@@ -117,22 +118,38 @@ def collapsed_bound(
 
 
 def _noise(
-    kernel: TorchKernel, theta: Tensor, X: Tensor, extra: Tensor, counts: Tensor | None = None
+    kernel: TorchKernel, theta: Tensor, X: Tensor, extra: Tensor, repeats: Repeats | None = None
 ) -> Float[Tensor, " b"]:
+    """The noise variances of targets, which are means if rows have been merged."""
     noise = kernel.noise(theta, X) + extra
-    return noise if counts is None else noise / counts
+    return noise if repeats is None else noise / repeats.counts
+
+
+def _repeated(  # noqa: PLR0913 (a block and its kernel)
+    kernel: TorchKernel,
+    theta: Tensor,
+    X: Tensor,
+    Y: Tensor,
+    extra: Tensor,
+    repeats: Repeats | None = None,
+) -> Float[Tensor, " b"]:
+    """What merged rows add to the density of their means."""
+    if repeats is None:
+        return torch.zeros(len(X), dtype=torch.float64)
+    return repeats.log_density(kernel.noise(theta, X) + extra, Y.shape[1])
 
 
 def _first_pass(kernel, theta, Z, blocks, white) -> tuple[NaturalBelief, float, WhitenedBelief]:
     m, device = len(Z), Z.device
     eye = torch.eye(m, dtype=torch.float64, device=device)
     P, shift = torch.zeros_like(eye), None
-    squares, log_noise, left, n = 0.0, 0.0, 0.0, 0
+    squares, log_noise, left, n, more = 0.0, 0.0, 0.0, 0, 0.0
     with torch.no_grad():
         for X, Y, *extra in blocks():
             look_up()
             noise = _noise(kernel, theta, X, *extra)
             check_noise(noise)
+            more += float(_repeated(kernel, theta, X, Y, *extra).sum(dtype=torch.float64))
             A = white.inverse.to(X) @ kernel.cross(theta, Z, X)
             scaled = A / noise
             P += scaled @ A.T
@@ -149,7 +166,7 @@ def _first_pass(kernel, theta, Z, blocks, white) -> tuple[NaturalBelief, float, 
     log_det = log_noise - float(whitened.log_det[0])
     unexplained = left - float(P.diagonal().sum())
     value = -0.5 * (quadratic + t * (log_det + unexplained + n * math.log(2 * math.pi)))
-    return belief, value, whitened
+    return belief, value + more, whitened
 
 
 def _second_pass(kernel, theta, Z, blocks, white, belief, whitened) -> None:
@@ -172,27 +189,14 @@ def _second_pass(kernel, theta, Z, blocks, white, belief, whitened) -> None:
             cross.addcmul_(T, terms.d_variance[:, 0], value=2)
             cross = white.inverse.T.to(X) @ cross
         K.backward(KernelValues(None, cross, terms.d_variance[:, 0], terms.d_noise))
+        more = _repeated(kernel, theta, X, Y, *extra)
+        if more.requires_grad:
+            (-more.sum()).backward()
     inducing = kernel.cross(theta, Z.double(), Z.double())
     # At the optimum, the likelihood's gradient in the belief's mean equals the divergence's.
     D = whitened.mean @ whitened.mean.T - t * excess @ (belief.precision[0] - eye)
     if inducing.requires_grad:
         backward_sum(inducing, -inducing_gradient(white, D)).backward()
-
-
-def problem_bound(
-    problem: GPProblem,
-    theta: Float[Tensor, " p"],
-    Z: Float[Tensor, "m d"],
-    eval_gradient: bool = False,
-) -> CollapsedBound:
-    """`collapsed_bound` for the rows of a problem, with what merged rows add to it."""
-    blocks = problem_blocks(problem)
-    bound = collapsed_bound(problem.kernel, theta, Z, blocks, eval_gradient)
-    if problem.repeats is None:
-        return bound
-    more, slope = problem.repeated(theta, eval_gradient)
-    grad = None if bound.grad is None else bound.grad + slope.to(bound.grad)
-    return replace(bound, value=bound.value + more, grad=grad)
 
 
 @torch.no_grad()
@@ -220,7 +224,8 @@ def left_out_scales(
     blocks : callable
         Gives all rows; their known noise does not count.
     some : tuple of Tensor
-        Inputs, targets and known noise of the held-out rows.
+        Inputs, targets and known noise of the held-out rows, and their `Repeats` if rows have
+        weights. Of a weighted row, all is left out.
 
     Returns
     -------
@@ -233,14 +238,16 @@ def left_out_scales(
     """
     white = Whitening.of(kernel.cross(theta, Z.double(), Z.double()))
     P, shift = torch.zeros_like(white.factor), None
-    for X, Y, _ in blocks():
+    for X, Y, _, *repeats in blocks():
         A = white.inverse.to(X) @ kernel.cross(theta, Z, X)
-        P += A @ A.T
-        part = (A @ Y).double()
+        weighted = A * repeats[0].counts if repeats else A
+        P += weighted @ A.T
+        part = (weighted @ Y).double()
         shift = part if shift is None else shift + part
     values, vectors = torch.linalg.eigh(P)
     values.clamp_(min=0)
-    X, Y, _ = some
+    X, Y, _, *repeats = some
+    counts = repeats[0].counts.double() if repeats else 1.0
     A = vectors.T @ (white.inverse.to(X) @ kernel.cross(theta, Z, X)).double()
     squares, shift, Y = A.square(), vectors.T @ shift, Y.double()
     rest = (kernel.diag(theta, X).double() - squares.sum(0)).clamp_min(0)
@@ -250,10 +257,14 @@ def left_out_scales(
         level = ratio * noise.mean()
         mean = A.T @ (shift / (level + values)[:, None])
         spread = squares.T @ (level / (level + values))
-        mean, variance = without_own(Y, mean, spread, ratio * noise)
-        variance = variance + rest
-        factor = float(((Y - mean).square().mean(1) / variance).mean())
-        loss = 0.5 * math.log(max(factor, 1e-300)) + 0.5 * float(variance.log().mean())
+        mean, variance = without_own(Y, mean, spread, ratio * noise / counts)
+        variance = variance + rest + (ratio * noise - ratio * noise / counts if repeats else 0.0)
+        squares_of, logs = (Y - mean).square().mean(1) / variance, variance.log()
+        if repeats:
+            share = counts / counts.mean()
+            squares_of, logs = squares_of * share, logs * share
+        factor = float(squares_of.mean())
+        loss = 0.5 * math.log(max(factor, 1e-300)) + 0.5 * float(logs.mean())
         best = min(best, (loss, factor, factor * ratio))
     return best[1:]
 
@@ -308,7 +319,7 @@ class InducingGradient(GradientEstimator):
     def estimate(self, problem, theta, state):
         kernel = problem.kernel
         p, Z = kernel.n_params, self.points(theta, kernel.n_params)
-        bound = problem_bound(problem, theta[:p], Z, eval_gradient=True)
+        bound = collapsed_bound(kernel, theta[:p], Z, problem_blocks(problem), eval_gradient=True)
         grad = bound.grad
         if self.scale is not None:
             grad = torch.cat([grad, (bound.grad_inducing * self.scale).flatten().to(grad)])

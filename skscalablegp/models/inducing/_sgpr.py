@@ -34,7 +34,7 @@ from ...core.training import (
 from ...kernels import TorchKernel
 from ...linalg.gradients import GPProblem
 from ._bound import NaturalBelief
-from ._collapsed import BLOCK_ROWS, InducingGradient, check_noise, problem_bound
+from ._collapsed import BLOCK_ROWS, InducingGradient, check_noise, collapsed_bound, problem_blocks
 from ._plan import CollapsedPlan, plan_collapsed
 from ._posterior import InducingPosterior
 from ._selection import candidates, select_inducing
@@ -287,7 +287,10 @@ class SGPRRegressor(TableRegressorBase):
         """
         Z = self._points(problem, theta, plan, run.generator)
         some = problem.subset(torch.arange(min(len(problem.X), 2 * BLOCK_ROWS)).to(Z.device))
-        run.budget.reserve_for(lambda: problem_bound(some, theta, Z), len(problem.X) / len(some.X))
+        few = problem_blocks(some)
+        run.budget.reserve_for(
+            lambda: collapsed_bound(problem.kernel, theta, Z, few), len(problem.X) / len(some.X)
+        )
         if not self.optimize_inducing or self.optimizer is None:
             return InducingGradient(Z)
         spread = torch.as_tensor(column_spread(problem.X.cpu().numpy())).to(problem.X)
@@ -340,7 +343,7 @@ class SGPRRegressor(TableRegressorBase):
         kernel, at = problem.kernel, torch.as_tensor(theta)
         Z = gradient.points(at, kernel.n_params)
         at = at[: kernel.n_params]
-        bound = problem_bound(problem, at, Z)
+        bound = collapsed_bound(kernel, at, Z, problem_blocks(problem))
         self.kernel_ = kernel.to_sklearn(at)
         self.inducing_points_ = Z.cpu().numpy()
         self.precision_ = bound.belief.precision[0].cpu().numpy()
@@ -392,5 +395,5 @@ class SGPRRegressor(TableRegressorBase):
         """The collapsed bound and its gradient, for the fitted inducing points."""
         problem = self._trained_problem()
         Z = torch.tensor(self.inducing_points_, device=problem.X.device)
-        bound = problem_bound(problem, theta, Z, eval_gradient)
+        bound = collapsed_bound(problem.kernel, theta, Z, problem_blocks(problem), eval_gradient)
         return bound.value, bound.grad

@@ -16,6 +16,7 @@ from ...core.likelihoods import Likelihood
 from ...core.training import Stepper, TensorAdam
 from ...features import Network
 from ...kernels import TorchKernel
+from ...linalg.gradients import GPProblem, Repeats
 from ._beliefs import AdamSteps, MovingBelief, NaturalSteps
 from ._bound import KernelValues, NaturalBelief, WhitenedBelief, Whitening, variational_bound
 from ._collapsed import collapsed_bound, left_out_scales
@@ -86,24 +87,38 @@ class SparseSettings:
 
 @dataclass(frozen=True, eq=False)
 class SparseRows:
-    """Rows and their known noise variances."""
+    """Rows, their known noise variances, and their weights if there are any."""
 
     source: RowSource
     noise: Tensor
+    repeats: Repeats | None = None
 
     @classmethod
-    def of(cls, source: RowSource) -> SparseRows:
+    def of(cls, source: RowSource, counts: np.ndarray | None = None) -> SparseRows:
         """The rows of a source with the variances that it has."""
-        return cls(source, torch.as_tensor(source.noise).to(source.device, source.dtype))
+        noise, repeats = torch.as_tensor(source.noise).to(source.device, source.dtype), None
+        if counts is not None:
+            # Rows are merged with those of the same target only.
+            repeats = Repeats(torch.as_tensor(counts).to(noise), torch.zeros_like(noise))
+        return cls(source, noise, repeats)
 
     def __len__(self) -> int:
         return len(self.source)
 
-    def take(self, index: Tensor | slice) -> tuple[Tensor, Tensor, Tensor]:
+    def take(self, index: Tensor | slice) -> tuple[Any, ...]:
+        """Inputs, targets and known noise of some rows, and their `Repeats` if there are any."""
         X, Y = self.source.rows(index)
-        return X, Y, self.noise[index.to(self.noise.device) if isinstance(index, Tensor) else index]
+        index = index.to(self.noise.device) if isinstance(index, Tensor) else index
+        some = X, Y, self.noise[index]
+        return some if self.repeats is None else (*some, self.repeats[index])
 
-    def blocks(self) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    def problem(self, kernel: TorchKernel, index: Tensor, Y: Tensor | None = None) -> GPProblem:
+        """The exact regression on some rows, by default of their own targets."""
+        X, own, noise, *repeats = self.take(index)
+        Y = own if Y is None else Y
+        return GPProblem(kernel, X, Y, noise, repeats=repeats[0] if repeats else None)
+
+    def blocks(self) -> Iterator[tuple[Any, ...]]:
         for start in range(0, len(self), _BLOCK_ROWS):
             yield self.take(slice(start, start + _BLOCK_ROWS))
 
@@ -201,7 +216,8 @@ class SparseStepper(Stepper):
         white: Whitening | None = None,
         value_only: bool = False,
     ):
-        X, Y, extra = batch
+        X, Y, extra, *repeats = batch
+        weight = weight * repeats[0].counts if repeats else weight
         X = self.model.features(self.weights, X)
         K = self.model.values(self._theta, self.Z, X, extra)
         return K, variational_bound(
@@ -224,7 +240,7 @@ class SparseStepper(Stepper):
             with torch.no_grad():
                 self._points.fill_(math.nan)
 
-    def _step(self, batch: tuple[Tensor, Tensor, Tensor]) -> None:
+    def _step(self, batch: tuple[Any, ...]) -> None:
         n, b = len(self.rows), len(batch[0])
         trains = self._adam is not None
         if trains and b >= n and self.belief.closed:
@@ -273,8 +289,8 @@ class SparseStepper(Stepper):
         if self.belief.closed:
 
             def blocks():
-                for X, Y, extra in self.rows.blocks():
-                    yield model.features(weights, X), Y, extra
+                for X, *rest in self.rows.blocks():
+                    yield model.features(weights, X), *rest
 
             best = collapsed_bound(model.kernel, theta, Z, blocks)
             belief = best.belief.whitened()

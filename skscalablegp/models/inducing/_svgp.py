@@ -213,7 +213,9 @@ class SVGPRegressor(SparseMixin, MinibatchGPRegressorBase):
         self._set(locals())
 
     @fit_context(prefer_skip_nested_validation=True)
-    def fit(self, X: Any, y: Any, noise_variance: Any = None) -> SVGPRegressor:
+    def fit(
+        self, X: Any, y: Any, noise_variance: Any = None, sample_weight: Any = None
+    ) -> SVGPRegressor:
         """Train hyperparameters, inducing points and the variational distribution.
 
         Parameters
@@ -226,6 +228,11 @@ class SVGPRegressor(SparseMixin, MinibatchGPRegressorBase):
         noise_variance : float or array-like of shape (n,), optional
             Known noise variance of each row, in the target's own units squared. Split by
             cross-validation when metadata routing is on.
+        sample_weight : float or array-like of shape (n,), optional
+            Weight of each row. A row of weight k counts as k equal rows, each with the noise of
+            one, and a row of weight zero is left out. Weights need not be whole numbers. Equal rows
+            with equal targets are merged before the fit, so that weights and repeated rows give the
+            same model. A memory map is searched for equal rows, and then copied, only with weights.
 
         Returns
         -------
@@ -241,17 +248,20 @@ class SVGPRegressor(SparseMixin, MinibatchGPRegressorBase):
         """
         with FitRun(self) as run:
             X, Y = self._read_rows(X, y)
+            X, Y, noise_variance, alpha, counts = self._read_merged(
+                X, Y, noise_variance, sample_weight
+            )
             t = Y.shape[1]
             asked = self.normalize_y not in ("auto", False)
             likelihood = resolve_likelihood(self.likelihood, t, normalize_y=asked)
             normalize = run.normalizes(Y, likelihood.additive)
             shared = self._shares_scale(noise_variance)
-            scaling = input_scaling(X, Y, normalize, shared, likelihood.heavy_tails)
+            scaling = input_scaling(X, Y, normalize, shared, likelihood.heavy_tails, counts)
             known = self._known_noise(noise_variance, len(X), scaling, likelihood, reset=True)
-            noise = self._own_noise(len(X), scaling.y_scale) + known
+            noise = alpha / self._own_unit(scaling.y_scale) + known
             source = RowSource(X, Y, scaling, device=run.device, noise=noise)
-            training = self._prepare(source, likelihood, t, run)
-            run.begin(X, Y)
+            training = self._prepare(source, likelihood, t, run, counts)
+            run.begin(X, Y, n_rows=None if counts is None else counts.sum())
             self._train(training, run)
         return self
 
@@ -313,7 +323,8 @@ class SVGPRegressor(SparseMixin, MinibatchGPRegressorBase):
             # White noise is the same for all rows, except in a few unusual products of kernels.
             total = rows.noise.double() + model.kernel.noise(model.kernel.theta0, x)
         if model.likelihood.additive and bool((total <= 0).any()):
-            check_duplicates(rows.source.X, total.cpu().numpy())
+            counts = None if rows.repeats is None else rows.repeats.counts.cpu().numpy()
+            check_duplicates(rows.source.X, total.cpu().numpy(), counts)
             check_positive(total)
 
     def _build_posterior(self) -> Posterior:

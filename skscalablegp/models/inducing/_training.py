@@ -176,11 +176,12 @@ def left_out(
     """Means and variances (n, q) of the latent functions at each row, without its own target.
 
     The row's approximate likelihood, N(r / w, 1 / w) with the expected curvature w, is divided out
-    of q(a'v). This takes one pass instead of n fits. Vehtari et al. (2016), section 3.2.
+    of q(a'v); of a row with a weight, that of one observation. This takes one pass instead of n
+    fits. Vehtari et al. (2016), section 3.2.
     """
     K = model.kernel.cross(fit.theta, fit.Z, fit.Z)
     inverse, parts = Whitening.of(K).inverse, []
-    for X, Y, extra in rows.blocks():
+    for X, Y, extra, *_ in rows.blocks():
         values = model.values(fit.theta, fit.Z, model.features(fit.weights, X), extra)
         A = (inverse.to(X) @ values.cross).double()
         known = torch.stack([((S @ A) * A).sum(0) for S in fit.belief.covariance], 1)

@@ -10,8 +10,10 @@ from sklearn.gaussian_process.kernels import RBF, ConstantKernel, WhiteKernel
 from torch import Generator
 
 from skscalablegp.core.data import Table, merged
+from skscalablegp.core.likelihoods import Gaussian
 from skscalablegp.features import sample_prior_features
 from skscalablegp.kernels import compile_kernel
+from skscalablegp.likelihoods import StudentT
 from skscalablegp.linalg.gradients import (
     ExactGradient,
     GradientState,
@@ -23,7 +25,9 @@ from skscalablegp.linalg.gradients import (
 )
 from skscalablegp.models.experts._gradient import ExpertsGradient
 from skscalablegp.models.fourier._collapsed import collapsed_marginal_likelihood, feature_weights
+from skscalablegp.models.inducing._bound import NaturalBelief, variational_bound
 from skscalablegp.models.inducing._collapsed import InducingGradient
+from skscalablegp.models.inducing._stepper import SparseModel
 from skscalablegp.models.neighbors._objectives import LocalGradient
 
 T = 2
@@ -92,6 +96,35 @@ def test_inducing_points(problems, scale):
     a, b = (estimator.estimate(p, theta, None)[0] for p in (one, other))
     assert_allclose(a.value, b.value, rtol=1e-9)
     assert_allclose(a.grad, b.grad, rtol=1e-6, atol=1e-8)
+
+
+@pytest.mark.parametrize("likelihood", [Gaussian(), StudentT(4.0)])
+def test_weights_of_rows_in_a_batch(problems, likelihood):
+    """Rows with weights 1, 2 and 3 against rows that are repeated."""
+    one, theta = problems[0], problems[0].kernel.theta0
+    kernel, Z, X, Y = one.kernel, one.X[:4], one.X[:9], one.Y[:9]
+    counts = torch.arange(9) % 3 + 1
+    again = torch.arange(9).repeat_interleave(counts)
+    generator = Generator().manual_seed(0)
+    P = torch.eye(4, dtype=torch.float64) * torch.linspace(1.5, 2, 4).double()
+    shift = torch.randn(4, T, generator=generator, dtype=torch.float64)
+    s = 1 if likelihood.conjugate else T
+    belief = NaturalBelief(P.repeat(s, 1, 1), shift).whitened()
+
+    def found(rows, weight):
+        at = theta.clone().requires_grad_(True)
+        model = SparseModel(kernel, likelihood, T)
+        K = model.values(at, Z, X[rows], torch.zeros(len(rows)).double())
+        bound = variational_bound(likelihood, belief, K, Y[rows], weight, generator)
+        K.backward(bound.grad)
+        return bound, at.grad
+
+    a, slope = found(torch.arange(9), 2.0 * counts)
+    b, other = found(again, 2.0)
+    assert_allclose(a.value, b.value, rtol=1e-9)
+    assert_allclose(slope, other, rtol=1e-7)
+    for name in ("precision", "shift", "d_mean"):
+        assert_allclose(getattr(a.rows, name), getattr(b.rows, name), rtol=1e-8, atol=1e-10)
 
 
 def test_experts(problems):
