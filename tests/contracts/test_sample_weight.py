@@ -290,7 +290,7 @@ def test_a_class_without_weight_is_none():
     model = SVGPClassifier(n_inducing=5, max_iter=2, random_state=0)
     model.fit(X, labels, sample_weight=labels != "many")
     assert_array_equal(model.classes_, ["none", "some"])
-    with pytest.raises(ValueError, match="one class: 'none'"):
+    with pytest.raises(ValueError, match="one class: .*none"):
         model.fit(X, labels, sample_weight=labels == "none")
 
 
