@@ -22,6 +22,7 @@ from skscalablegp.linalg.gradients import (
     TruncatedGradient,
     exact_marginal_likelihood,
     fisher_information,
+    sets_marginal_likelihood,
 )
 from skscalablegp.models.experts._gradient import ExpertsGradient
 from skscalablegp.models.fourier._collapsed import collapsed_marginal_likelihood, feature_weights
@@ -132,6 +133,16 @@ def test_experts(problems):
     parts = [np.arange(5), np.arange(5, len(one.X))]
     whole = [np.flatnonzero(np.isin(found.groups, part)) for part in parts]
     assert_equal_at(one, other, ExpertsGradient(parts), ExpertsGradient(whole))
+
+
+def test_sets_of_rows(problems):
+    one, other, found = problems
+    theta, sets = moved(one), torch.tensor([[0, 2, 4, 6], [1, 3, 5, 7]])
+    got = sets_marginal_likelihood(one, theta, sets)
+    rows = [np.flatnonzero(np.isin(found.groups, part)) for part in sets]
+    want = [exact_marginal_likelihood(other.subset(torch.as_tensor(r)), theta) for r in rows]
+    assert_allclose(got.values, [part.value for part in want], rtol=1e-9)
+    assert_allclose(got.grad, sum(part.grad for part in want), rtol=1e-7)
 
 
 def test_blocks_of_all_neighbours_are_the_exact_likelihood(problems):
