@@ -276,4 +276,4 @@ def panel(ax, lines, classes):
     ax.set_xlabel("mean rank, with its standard error (1 is best)", fontsize=8)
     ax.grid(axis="x", alpha=0.3)
     ax.set_ylim(-0.6, len(order) - 0.4)
-    ax.legend(fontsize=8, loc="lower right")
+    ax.legend(fontsize=8, loc="upper right")
