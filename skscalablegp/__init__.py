@@ -1,5 +1,18 @@
 """Scalable Gaussian processes with scikit-learn's interface.
 
+Start here:
+
+- `AutoGPRegressor` and `AutoGPClassifier` compare models within a time budget.
+- `IterativeGPRegressor` is the exact process, a drop-in replacement for scikit-learn's regressor.
+- `NNGPRegressor`, from the nearest rows, is for hundreds of thousands of rows.
+- `KISSGPRegressor`, on a grid, is for one to three columns and any number of rows.
+- `SVGPRegressor` and `SVGPClassifier`, with inducing points, are for fast predictions and classes.
+
+Methods from papers: `RRCGRegressor`, `SSRFFRegressor`, `RFFRegressor`, `SGPRRegressor`,
+`PoERegressor`, `SCGDDKLRegressor`, `MinimaxDKLRegressor`, `BSGDDKLRegressor`, `QSGPRegressor`,
+`QSGPClassifier`, `QSRVMRegressor`, `LOVEPredictor`; and over other estimators
+`HeteroscedasticRegressor`, `MeanFunctionRegressor`, `StackedGPRegressor`.
+
 The file ``__init__.pyi`` lists the public names, for editors and type checkers and for this module,
 which imports each of them when it is first used.
 """

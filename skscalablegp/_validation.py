@@ -55,8 +55,9 @@ def validated(estimator: Any, X: Any = "no_validation", y: Any = "no_validation"
     if not rules.get("skip_check_array"):
         parts = checked if isinstance(checked, tuple) else (checked,)
         if rules.get("y_numeric") and parts[-1].dtype.kind not in "fiub":
+            first = parts[-1].ravel().tolist()[0]
             raise ValueError(
-                f"y must hold numbers for {type(estimator).__name__}, got {parts[-1].flat[0]!r}: "
+                f"y must hold numbers for {type(estimator).__name__}, got {first!r}: "
                 "convert them, or use a classifier for labels."
             )
         for name, part in zip(("X", "y"), parts, strict=False):

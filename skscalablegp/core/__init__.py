@@ -12,6 +12,7 @@ from ._defaults import (
 from ._exact import (
     SMALL_TABLE,
     FactorBudget,
+    exact_summary,
     fit_exactly,
     instead,
     rows_for,

@@ -94,7 +94,12 @@ def fit_exactly(
     theta = torch.as_tensor(result.theta)
     jitter = run.finish("factor", lambda: keep(run.estimator, theta))
     run.ended(result.stop_reason, n_iter=result.n_iter, planned=planned or result.planned)
-    run.reports(jitter=jitter, summary=f"the exact process of {n} rows, in float64 on {run.device}")
+    run.reports(jitter=jitter, summary=f"{exact_summary(n)}, in float64 on {run.device}")
+
+
+def exact_summary(n: int) -> str:
+    """How the report names the exact process of n rows."""
+    return f"the exact process of {n} rows (small_table='method' asks for the method instead)"
 
 
 class FactorBudget:

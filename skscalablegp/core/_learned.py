@@ -21,6 +21,8 @@ _NOTHING, _ERRORS = 0.05, 3.0
 # How far from their rows models without a closed form are judged, as a share of the way to the
 # nearest row.
 _NEARBY = 0.1
+# Rows that are compared with how many others, and the largest correlation that counts as none.
+_FEW, _COMPARED, _UNCORRELATED = 20, 20_000, 1e-6
 # Columns with at most so many different whole numbers may hold codes.
 _CODES = 20
 
@@ -91,6 +93,40 @@ def nothing_learned(model: Any, X: Any, y: Any, classes: Any = None) -> str:  # 
                 "n_restarts_optimizer, or columns that are transformed or selected first"
             )
     return ""
+
+
+def rows_without_correlation(model: Any, X: Any) -> str:
+    """A sentence if no two rows are correlated under the kernel that a user has given.
+
+    That is so if columns are in other units than the kernel's length scales, and bounds or
+    ``optimizer=None`` keep these.
+
+    Parameters
+    ----------
+    model : estimator
+        A fitted model.
+    X : ndarray of shape (n, d)
+        Its training rows. A few of them are compared with all others, at a cost linear in n.
+    """
+    kernel = getattr(model, "kernel_", None)
+    given = model.get_params(deep=False).get("kernel") is not None
+    if not given or kernel is None or not model._kernel_sees_rows() or np.ndim(X) != 2:
+        return ""
+    rows = np.asarray(X[:_COMPARED])
+    if rows.dtype.kind not in "fiu":
+        return ""
+    rows = rows / model._column_units()
+    few = np.random.RandomState(0).permutation(len(rows))[:_FEW]
+    signal = np.diag(kernel(rows[few], rows[few]))
+    others = (rows[few][:, None] != rows[None]).any(-1)
+    shares = np.abs(kernel(rows[few], rows)) * others
+    if not others.any(1).all() or not (shares < _UNCORRELATED * signal[:, None]).all():
+        return ""
+    return (
+        f"Under the kernel {kernel} no two rows are correlated: its length scales are much shorter "
+        "than the distances between rows, and predictions of new rows are those of the prior. "
+        "Scale the columns of X with StandardScaler, or give length scales in the units of X."
+    )
 
 
 def _has_learned(predicted: np.ndarray, Y: np.ndarray) -> bool:

@@ -182,7 +182,7 @@ class GPClassifierBase(ClassifierMixin, GPModel):
             if len(known) < 2:
                 raise ValueError(
                     f"{type(self).__name__} needs at least two classes, but y has one class: "
-                    f"{known[0]!r}."
+                    f"{known.tolist()[0]!r}."
                 )
             self.classes_ = known
         codes = np.searchsorted(self.classes_, y)

@@ -112,8 +112,11 @@ class FitReport(Bunch):
 
     def __str__(self) -> str:  # noqa: C901 (one branch for each case)
         lines = [f"{self.status}: {self.stop_reason}"]
-        if self.get("summary"):
-            lines.append(self.summary)
+        summary = self.get("summary", "")
+        if summary.startswith("the exact process"):
+            lines[0] += f"; {summary}"
+        elif summary:
+            lines.append(summary)
         if self.get("remark"):
             lines.append(self.remark)
         if self.get("far_targets"):

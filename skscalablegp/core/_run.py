@@ -45,7 +45,7 @@ from ._awkward import (
     far_targets,
 )
 from ._edge import more_noise, ours, translated, with_name
-from ._learned import nothing_learned
+from ._learned import nothing_learned, rows_without_correlation
 from ._log import FitLog
 from ._plan import Choice, Machine, Plan, is_auto
 from ._report import STATUSES, FitReport, at_bounds
@@ -420,6 +420,9 @@ class FitRun(Run):
 
     def _check_learned(self) -> None:
         """Compare a model that seems to have learned nothing with simple models."""
+        # Of the outermost fit, which has left the context by now.
+        if self._table is not None and not _UNDER_WAY.get():
+            self._messages += filter(None, [rows_without_correlation(self.estimator, self._X)])
         trained = self.estimator.get_params(deep=False).get("optimizer", "auto") is not None
         stopped = self.budget.ended == "interrupted" or self.budget.left == 0
         # A regressor below has checked itself, and the report has a sentence of its own.
@@ -593,9 +596,15 @@ class FitRun(Run):
         if status == "max_iter":
             norm = self._gradient_norm()
             slope = "" if norm is None else f" (the gradient's norm was {norm:.2g} nats)"
+            value = chosen.value if chosen else getattr(est, limit)
+            # Restarts and subsets may take this number of steps each.
+            several = isinstance(value, int) and self._n_iter > value
+            where = (
+                f"a stage of training, {steps} in all," if several else f"training after {steps}"
+            )
             return (
-                f"{limit}={chosen.value if chosen else getattr(est, limit)!r} ended training after "
-                f"{steps} before it had converged{slope}, {kept}: raise {limit}"
+                f"{limit}={value!r} ended {where} before it had converged{slope}, {kept}: "
+                f"raise {limit}"
             )
         if status == "max_seconds":
             return (

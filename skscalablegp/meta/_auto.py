@@ -53,7 +53,8 @@ class AutoGPRegressor(AutoBase, NoisyRegressorBase):
     held-out rows; a single member keeps all the weight unless a mixture is clearly better. A noise
     model and the shape of the tails are learned from the errors of this mixture on held-out rows.
     What is left of the time refits the members that have weight on all rows. Whenever the time
-    ends, the model that predicts has been judged by rows that it had not seen.
+    ends, the model that predicts has been judged by rows that it had not seen. See
+    :ref:`default_sizes`.
 
     Tables may have numbers, categories, booleans, dates and missing values.
 

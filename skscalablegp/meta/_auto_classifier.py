@@ -79,7 +79,8 @@ class AutoGPClassifier(AutoBase, MetaEstimatorMixin, GPClassifierBase):
     the probabilities of these held-out rows; a single member keeps all the weight unless a mixture
     is clearly better. A temperature, which held-out rows determine, makes the probabilities more or
     less even. What is left of the time refits the members that have weight on all rows. Whenever
-    the time ends, the model that predicts has been judged by rows that it had not seen.
+    the time ends, the model that predicts has been judged by rows that it had not seen. See
+    :ref:`default_sizes`.
 
     Tables may have numbers, categories, booleans, dates and missing values.
 

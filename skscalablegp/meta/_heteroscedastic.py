@@ -31,7 +31,7 @@ class HeteroscedasticRegressor(NoisyRegressorBase):
     model, learns from these predictions how large the errors are at each row; the errors are
     divided by the inner regressor's standard deviations if it has any. Predictions have the mean of
     the inner regressor, fitted on all rows, and its standard deviations times the factor of the
-    noise model.
+    noise model. See :ref:`default_sizes`.
 
     Parameters
     ----------

@@ -35,7 +35,7 @@ class LOVEPredictor(MetaRegressorBase):
     points, and O(n k) with n training rows. The fit also measures the largest difference from exact
     variances, at some rows of the table and at new rows between and beside them, and raises the
     rank until this error is small enough. If low-rank variances would not be cheaper than exact
-    ones, predictions use exact ones.
+    ones, predictions use exact ones. See :ref:`default_sizes`.
 
     Parameters
     ----------

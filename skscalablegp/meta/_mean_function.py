@@ -53,7 +53,7 @@ class MeanFunctionRegressor(MetaRegressorBase):
     A prediction is the sum of the mean function and a Gaussian process, which is fitted to the
     errors of the mean function. These errors come from cross-fitting: each row is predicted by a
     mean function that was fitted without it, so that the process is trained on errors as large as
-    those at new rows.
+    those at new rows. See :ref:`default_sizes`.
 
     Boosted trees, the default mean function, leave errors on small or smooth tables that are
     rougher than the target itself. They are therefore left out unless they help.

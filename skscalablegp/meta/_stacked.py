@@ -44,7 +44,7 @@ class StackedGPRegressor(NamedEstimators, MetaRegressorBase):
     Each regressor predicts rows that it was not fitted to. The weights minimise the squared error
     on these rows; they are not negative and add up to one. Regressors that have weight are then
     fitted to all rows. The predictive variance is that of the mixture: the average of the
-    regressors' variances plus the variance of their means.
+    regressors' variances plus the variance of their means. See :ref:`default_sizes`.
 
     Parameters
     ----------

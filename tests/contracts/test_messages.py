@@ -63,9 +63,13 @@ def said(call):
 
 
 def check(cls, messages):
-    """Each names the estimator, and only parameters that it has, or another one that it names."""
+    """Each names the estimator, and only parameters that it has, or another one that it names.
+
+    Values are shown as users write them, without NumPy's types.
+    """
     for message in messages:
         assert cls.__name__ in message, message
+        assert not re.search(r"\bnp\.\w+\(", message), message
         named = [other for other in ESTIMATORS if other.__name__ in message]
         own = set().union(*(inspect.signature(other).parameters for other in named))
         words = set(re.findall(r"\b[a-z]+_\w+\b|\b[a-z]+(?==)", message))
@@ -117,6 +121,23 @@ def test_what_users_code_raises_passes_as_it_is():
     for cls in (skscalablegp.IterativeGPRegressor, skscalablegp.LOVEPredictor):
         with pytest.raises(ValueError, match="^of the user$"):
             cls(callbacks=callback).fit(X, Y)
+
+
+def test_labels_and_strings_are_shown_as_users_write_them():
+    labels = np.array(["a"] * 30)
+    for cls in ESTIMATORS:
+        messages = said(lambda cls=cls: cls().fit(X, labels))
+        assert "'a'" in messages[0]
+        check(cls, messages)
+
+
+@pytest.mark.parametrize("kernel", [None, RBF() + WhiteKernel()])
+def test_a_limit_of_steps_is_not_said_to_end_after_more(kernel):
+    """With a kernel, a small table is trained by two optimisers, of at most two steps each."""
+    (message,) = said(lambda: skscalablegp.IterativeGPRegressor(kernel, max_iter=2).fit(X, Y))
+    steps = int(re.search(r"(\d+) steps", message)[1])
+    assert "max_iter=2 ended" in message
+    assert (f"after {steps} steps" in message) == (steps <= 2)
 
 
 def test_each_sentence_is_said_once():

@@ -49,11 +49,20 @@ def test_the_estimators_that_have_the_choice():
 
 
 @pytest.mark.parametrize("name", CLASSES)
+def test_the_first_line_of_the_docstring_names_the_choice(name):
+    first = inspect.getdoc(getattr(skscalablegp, name)).splitlines()[0]
+    assert "exact" in first and "small_table" in first
+
+
+@pytest.mark.parametrize("name", CLASSES)
 def test_the_report_says_which_of_the_two_answers(name):
     exact, X, _ = fitted(name)
     assert exact.fit_report_.summary.startswith(f"the exact process of {len(X)} rows")
+    first = str(exact.fit_report_).splitlines()[0]
+    assert "exact process" in first and "small_table" in first
     method, X, y = fitted(name, small_table="method")
     assert "exact process" not in method.fit_report_.summary
+    assert "small_table" not in str(method.fit_report_).splitlines()[0]
     assert method.score(X, y) > -1 and np.isfinite(method.predict_std(X)).all()
 
 

@@ -4,8 +4,9 @@ import warnings
 
 import numpy as np
 import pytest
+from sklearn.base import clone
 from sklearn.exceptions import ConvergenceWarning
-from sklearn.gaussian_process.kernels import ConstantKernel, Matern, WhiteKernel
+from sklearn.gaussian_process.kernels import RBF, ConstantKernel, Matern, WhiteKernel
 
 from skscalablegp import (
     IterativeGPRegressor,
@@ -98,7 +99,8 @@ def test_own_targets_do_not_count():
 def test_hyperparameters_that_are_kept_are_no_failure_of_training():
     X, y, _ = table()
     model, warned = fitted(IterativeGPRegressor(BLIND, optimizer=None), X, y)
-    assert model.fit_report_.status == "converged" and not warned
+    assert model.fit_report_.status == "converged"
+    assert len(warned) == 1 and "correlated" in warned[0] and "learned nothing" not in warned[0]
 
 
 @pytest.mark.parametrize(
@@ -168,3 +170,31 @@ def test_an_interrupted_check_leaves_a_complete_model(monkeypatch):
     monkeypatch.setattr("skscalablegp.core._run.nothing_learned", interrupted)
     model, warned = fitted(IterativeGPRegressor(), X, y)
     assert model.fit_report_.status == "converged" and not warned
+
+
+UNITS = 1e4
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        IterativeGPRegressor(ConstantKernel() * RBF(1.0, (1e-2, 1e2)) + WhiteKernel()),
+        IterativeGPRegressor(ConstantKernel() * RBF() + WhiteKernel(), optimizer=None),
+        NNGPRegressor(RBF(1.0, "fixed") + WhiteKernel(), random_state=0),
+    ],
+    ids=["bounds", "no optimizer", "fixed"],
+)
+def test_columns_in_other_units_than_the_kernel_end_in_a_warning(model):
+    """Fifty rows are too few for a comparison with simple models."""
+    X, y, _ = table(n=50, d=3)
+    fine = [said for said in fitted(clone(model), X, y)[1] if "correlated" in said]
+    assert not fine
+    (told,) = [said for said in fitted(model, UNITS * X, y)[1] if "correlated" in said]
+    assert "StandardScaler" in told and type(model).__name__ in told
+
+
+def test_a_kernel_that_fits_the_columns_is_not_warned_of():
+    X, y, _ = table(n=50, d=3)
+    model = IterativeGPRegressor(ConstantKernel() * RBF() + WhiteKernel(), random_state=0)
+    assert not [said for said in fitted(model, UNITS * X, y)[1] if "correlated" in said]
+    assert model.score(UNITS * X, y) > 0.5

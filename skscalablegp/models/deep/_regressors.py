@@ -14,7 +14,7 @@ from ._stepper import neighbour_batches
 
 
 class SCGDDKLRegressor(DeepKernelRegressorBase):
-    """A deep kernel trained by stochastic compositional gradients.
+    """A deep kernel, by compositional gradients; exact process up to 3,000 rows (``small_table``).
 
     The kernel is the inner product of features phi(x), a network followed by a kernel's own
     features; the prior is f(x) = phi(x)'w with w ~ N(0, I). The log marginal likelihood is a sum
@@ -23,7 +23,7 @@ class SCGDDKLRegressor(DeepKernelRegressorBase):
     average is too large: by 5% with averaging="auto", and by less with smaller values of
     `averaging`. ``fit_report_.slope_bias`` measures it: the relative error of the trace of the
     approximate inverse times the exact matrix, before the last exact pass. Training ends with one
-    more exact pass over the rows.
+    more exact pass over the rows. See :ref:`default_sizes`.
 
     Parameters
     ----------
@@ -220,7 +220,7 @@ class SCGDDKLRegressor(DeepKernelRegressorBase):
 
 
 class MinimaxDKLRegressor(DeepKernelRegressorBase):
-    """A deep kernel trained by stochastic minimax descent and ascent.
+    """A deep kernel, by minimax descent; exact process up to 3,000 rows (``small_table``).
 
     The kernel is the inner product of features phi(x), a network followed by a kernel's own
     features; the prior is f(x) = phi(x)'w with w ~ N(0, I). The log marginal likelihood is a sum
@@ -229,7 +229,7 @@ class MinimaxDKLRegressor(DeepKernelRegressorBase):
     unbiased gradients at any A and B. Its gradient is that of the likelihood at the saddle point,
     but noisy steps move A and B away from there. ``fit_report_.slope_bias`` measures the effect:
     the relative error of the trace of the approximate F^-1 times F, before the last exact pass.
-    Training ends with one more exact pass over the rows.
+    Training ends with one more exact pass over the rows. See :ref:`default_sizes`.
 
     Parameters
     ----------
@@ -437,14 +437,14 @@ class MinimaxDKLRegressor(DeepKernelRegressorBase):
 
 
 class BSGDDKLRegressor(DeepKernelRegressorBase):
-    """A deep kernel trained by the marginal likelihoods of batches: the biased baseline.
+    """A deep kernel, by biased batches; exact process up to 3,000 rows (``small_table``).
 
     Each step follows the gradient of the exact log marginal likelihood of one batch as if the batch
     were the whole table. The bias of this gradient falls with the size of the batches; that of
     :class:`SCGDDKLRegressor` and :class:`MinimaxDKLRegressor` is far smaller. On 4,000 rows of pol
     the bias costs accuracy with batches of 16 rows, but with batches of 64 (linear kernel) and 512
     (Gaussian kernel) the test NLPD is better than that of both others. Training ends with one exact
-    pass over the rows.
+    pass over the rows. See :ref:`default_sizes`.
 
     Parameters
     ----------

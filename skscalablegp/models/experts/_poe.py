@@ -53,12 +53,12 @@ _MANY_ROWS = 10_000
 
 
 class PoERegressor(GPRegressorBase):
-    """Gaussian-process regression by a product of exact experts.
+    """A product of exact experts; one exact process up to 2,000 rows (``small_table``).
 
     The table is divided into parts of about a thousand rows. Each part has an exact Gaussian
     process, an expert, and their predictive densities are multiplied at each row. Time is linear in
     the number of rows, the experts can be computed in parallel, and there is nothing to tune. The
-    price is that correlations between rows of different parts are lost.
+    price is that correlations between rows of different parts are lost. See :ref:`default_sizes`.
 
     Parameters
     ----------

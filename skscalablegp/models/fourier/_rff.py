@@ -38,11 +38,12 @@ from ._training import check_features
 
 
 class RFFRegressor(GPRegressorBase):
-    """Gaussian-process regression with random Fourier features: linear in the number of rows.
+    """Gaussian processes by random Fourier features; exact up to 2,000 rows (``small_table``).
 
-    The kernel is replaced by the inner product of random sines and cosines, which makes the model
-    a Bayesian linear regression. It is fast but biased: with few features the likelihood favours
-    length scales that are too short, and variances far from the data differ from the prior's.
+    The kernel is replaced by the inner product of random sines and cosines, which makes the model a
+    Bayesian linear regression. It is fast but biased: with few features the likelihood favours
+    length scales that are too short, and variances far from the data differ from the prior's. See
+    :ref:`default_sizes`.
 
     Parameters
     ----------

@@ -16,13 +16,14 @@ from ._training import check_features
 
 
 class SSRFFRegressor(GPRegressorBase):
-    """Gaussian-process regression by random Fourier features with an unbiased gradient.
+    """Gaussian processes by unbiased random features; exact up to 2,000 rows (``small_table``).
 
     A series leads from the gradient with `min_components` random features to that of the exact
     kernel matrix. Each training step computes the first term and one random increment of the
     series, weighted by the inverse of its probability. The gradient is therefore unbiased, but so
     noisy that training takes about 100 times as many steps (Potapczynski et al. 2021).
-    :class:`RRCGRegressor` is more practical. Predictions are those of the exact process.
+    :class:`RRCGRegressor` is more practical. Predictions are those of the exact process. See
+    :ref:`default_sizes`.
 
     Parameters
     ----------

@@ -90,13 +90,13 @@ _FEW_NUMBERS = 2**22
 
 
 class KISSGPRegressor(GPRegressorBase):
-    """Gaussian-process regression by interpolation from a regular grid.
+    """Gaussian processes on a regular grid; exact up to 2,000 rows (``small_table``).
 
     The kernel matrix is W Kuu W', with sparse cubic interpolation weights W and the covariance Kuu
     of a regular grid. Rows are read once. After that, the cost of the likelihood, of its gradient
     and of predictions does not depend on the number of rows. A million rows of two columns took
     three seconds of one core (``benchmarks/papers/love.py columns``). Grids of three columns take
-    longer, and those of four columns longer still.
+    longer, and those of four columns longer still. See :ref:`default_sizes`.
 
     Parameters
     ----------

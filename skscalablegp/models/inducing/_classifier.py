@@ -46,7 +46,8 @@ class SVGPClassifier(SparseMixin, GPClassifierBase):
 
     For two classes there is one latent function with a logit or probit link. For more classes there
     is one latent function per class, with a common kernel, common inducing points and a softmax.
-    Probabilities are averaged over the uncertainty of the latent functions.
+    Probabilities are averaged over the uncertainty of the latent functions. See
+    :ref:`default_sizes`.
 
     Parameters
     ----------

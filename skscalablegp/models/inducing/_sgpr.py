@@ -42,13 +42,13 @@ from ._training import START_ROWS, START_STEPS, point_units
 
 
 class SGPRRegressor(TableRegressorBase):
-    """Gaussian-process regression through inducing points, with an exact collapsed bound.
+    """Gaussian processes by collapsed inducing points; exact up to 2,000 rows (``small_table``).
 
     The optimal distribution of the function values at m inducing points is inserted into the
     variational bound. This gives a function of the hyperparameters with an exact gradient (Titsias
     2009): the log likelihood of the rows under a low-rank kernel, minus a penalty for the variance
     that the points do not explain. It is never above the log marginal likelihood, and equals it if
-    all rows are inducing points.
+    all rows are inducing points. See :ref:`default_sizes`.
 
     Parameters
     ----------

@@ -20,14 +20,14 @@ from ._collapsed import check_noise as check_positive
 
 
 class SVGPRegressor(SparseMixin, MinibatchGPRegressorBase):
-    """Gaussian-process regression through inducing points, trained on random batches.
+    """Gaussian processes by inducing points in batches; exact up to 2,000 rows (``small_table``).
 
     The posterior is summarised by the function values at m inducing points. Their distribution, the
     positions of the points and the hyperparameters maximise a lower bound of the log marginal
     likelihood (Hensman et al. 2013). A step costs O(b m^2 + m^3) for a batch of b rows, independent
     of the number of rows. A predicted mean costs O(m), and a standard deviation O(m^2). With
     Gaussian noise the distribution follows natural gradients in closed form, and its optimum for
-    all rows is computed at the end.
+    all rows is computed at the end. See :ref:`default_sizes`.
 
     Parameters
     ----------

@@ -30,10 +30,10 @@ class IterativeGPRegressor(SolvedGPRegressor):
     Small tables are trained exactly. From 8,000 to 50,000 rows (on a CPU) the default is training
     on nested subsets of up to 6,000 rows (above 20,000 rows: also on neighbourhoods), one
     factorisation (above 20,000 rows: one linear solve) with all rows, and a scale of the kernel
-    from held-out rows. Training on all rows of such tables
-    takes gradients from preconditioned conjugate gradients, which need no factorisation:
-    ``train_on="all"`` requests it, and so does any value of ``solver``, ``gradient`` or
-    ``optimizer`` other than "auto". Before a fit, predictions are those of the prior.
+    from held-out rows. Training on all rows of such tables takes gradients from preconditioned
+    conjugate gradients, which need no factorisation: ``train_on="all"`` requests it, and so does
+    any value of ``solver``, ``gradient`` or ``optimizer`` other than "auto". Before a fit,
+    predictions are those of the prior. See :ref:`default_sizes`.
 
     Parameters
     ----------

@@ -8,7 +8,16 @@ from typing import Any
 import torch
 from sklearn.base import clone
 
-from ...core import Choice, Machine, StageSettings, ignore, is_auto, resolve, small_table_rows
+from ...core import (
+    Choice,
+    Machine,
+    StageSettings,
+    exact_summary,
+    ignore,
+    is_auto,
+    resolve,
+    small_table_rows,
+)
 from ...core.training import check_noisy_optimizer
 from ...linalg.gradients import TruncatedGradient
 from ...linalg.solvers import Cholesky
@@ -34,12 +43,12 @@ _ROWS_A_RANK = 40
 
 
 class RRCGRegressor(SolvedGPRegressor):
-    """Gaussian-process regression trained by Russian-roulette conjugate gradients.
+    """Gaussian processes by Russian-roulette CG; exact up to 2,000 rows (``small_table``).
 
     Each training step truncates conjugate gradients at a random iteration and weights the terms
     that were computed, so that the gradient is unbiased for any number of iterations. Plain
     truncation is biased towards long length scales, and training with it may diverge. Solves for
-    predictions run until they reach their tolerance.
+    predictions run until they reach their tolerance. See :ref:`default_sizes`.
 
     Parameters
     ----------
@@ -283,7 +292,7 @@ class TruncatedPlan(IterativePlan):
         """A summary in one sentence."""
         summary = super().describe(dtype, device)
         exact = self.solver.value == "cholesky"
-        return f"the exact process of {self.n} rows: {summary}" if exact else summary
+        return f"{exact_summary(self.n)}, {summary}" if exact else summary
 
 
 def plan(

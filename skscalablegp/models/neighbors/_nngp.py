@@ -37,13 +37,13 @@ _CALIBRATION = 2000
 
 
 class NNGPRegressor(GPRegressorBase):
-    """Gaussian-process regression from the nearest training rows of each new row.
+    """Gaussian processes of the nearest rows; exact up to 2,000 rows (``small_table``).
 
     A row is predicted by the exact Gaussian process of its nearest training rows, a few hundred of
     them, by the distance that the kernel implies. The hyperparameters are trained to predict rows
     that are left out. All training rows contribute, each near its own position. Fits take seconds
     to minutes (measured up to a million rows), and predictions half a millisecond to three
-    milliseconds per row.
+    milliseconds per row. See :ref:`default_sizes`.
 
     Parameters
     ----------

@@ -27,7 +27,7 @@ class QSGPClassifier(QSGPMixin, GPClassifierBase):
     distribution of their weights under a logistic likelihood, from random batches of rows and of
     basis functions. With more than two classes each class is separated from the rest, in one pass
     over the data: the classes share the kernel, the basis, the draws and the covariance, and each
-    has its own mean.
+    has its own mean. See :ref:`default_sizes`.
 
     Small tables are solved by full-batch Newton steps instead; `inference_` is then "exact".
 

@@ -18,7 +18,7 @@ class QSGPRegressor(QSGPMixin, MinibatchGPRegressorBase):
     inference finds a Gaussian distribution of their weights. Each step draws a batch of rows and
     two independent batches of basis functions (three if hyperparameters are trained), so that its
     cost depends on the sizes of these draws alone. Frequencies of Fourier features are regenerated
-    from seeds, and X may be a memory map.
+    from seeds, and X may be a memory map. See :ref:`default_sizes`.
 
     Smaller tables are solved exactly instead, with kernel functions at some of the rows. These rows
     are chosen so that they nearly determine the function at the others, and the result is close to

@@ -51,7 +51,7 @@ class QSRVMRegressor(MinibatchGPRegressorBase):
     predictions is proportional to their number. Dictionaries of up to 2,048 functions are trained
     by full batches. Larger ones are first reduced by up to twelve rounds of quadruply stochastic
     steps, after each of which s_i = 1 / (mu_i^2 + c_ii^2). If more than 2,048 functions are left,
-    those with the smallest s_i remain.
+    those with the smallest s_i remain. See :ref:`default_sizes`.
 
     Parameters
     ----------
