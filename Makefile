@@ -71,7 +71,7 @@ endif
 demo test test-all test-oldest fuzz fuzz-files faults mutants doc: export OMP_WAIT_POLICY ?= PASSIVE
 
 # Read by doc/conf.py.
-export PLOT SKSCALABLEGP_DOC_OFFLINE
+export SKSCALABLEGP_DOC_OFFLINE
 
 .PHONY: help demo test test-all test-oldest fuzz fuzz-files faults mutants lint typecheck format doc bench clean
 

@@ -1,9 +1,12 @@
 """Sphinx configuration."""
 
 import os
+import sys
 from importlib.metadata import version as installed_version
 
 import torch
+
+sys.path.insert(0, os.path.dirname(__file__))
 
 project = "skscalablegp"
 author = "The skscalablegp developers"
@@ -15,12 +18,15 @@ extensions = [
     "sphinx.ext.autosummary",
     "sphinx.ext.intersphinx",
     "sphinx.ext.mathjax",
+    "sphinx.ext.viewcode",
     "numpydoc",
     "sphinx_copybutton",
     "sphinx_design",
     "sphinx_gallery.gen_gallery",
     # Equations without a network: MathJax is copied into the pages.
     "sphinx-mathjax-offline",
+    # What the code of a page prints and draws.
+    "outputs",
 ]
 
 exclude_patterns = ["_build"]
@@ -73,8 +79,8 @@ sphinx_gallery_conf = {
     "gallery_dirs": "auto_examples",
     "doc_module": "skscalablegp",
     "backreferences_dir": "generated/backreferences",
-    # Running the examples takes minutes: make doc PLOT=1
-    "plot_gallery": os.environ.get("PLOT", "0") == "1",
+    # Running the examples takes minutes: their recorded outputs are shown, see outputs.py.
+    "plot_gallery": False,
     # For examples without a picture of their own, where they are not run.
     "default_thumb_file": os.path.join(os.path.dirname(__file__), "_static", "intervals.png"),
     "download_all_examples": False,

@@ -20,18 +20,24 @@ from pathlib import Path
 
 def code_blocks(path):
     """(line number, code, what it needs or None) of each Python block of a page."""
-    lines, blocks, need = Path(path).read_text("utf-8").splitlines(), [], None
+    text = Path(path).read_text("utf-8")
+    return [(begin, code, need) for begin, _, _, code, need in places_of_blocks(text)]
+
+
+def places_of_blocks(text):
+    """(first line, line behind it, margin, code, what it needs or None) of each Python block."""
+    lines, blocks, need = text.splitlines(), [], None
     k = 0
     while k < len(lines):
         if comment := re.match(r" *\.\. needs: (\w+)$", lines[k]):
             need = comment[1]
-        start = re.match(r"( *)\.\. code-block:: python$", lines[k])
+        start = re.match(r"( *)\.\. code-block:: [Pp]ython$", lines[k])
         k += 1
         if start:
             begin, margin = k, len(start[1])
             while k < len(lines) and (not lines[k].strip() or indent(lines[k]) > margin):
                 k += 1
-            blocks.append((begin, textwrap.dedent("\n".join(lines[begin:k])), need))
+            blocks.append((begin, k, margin, textwrap.dedent("\n".join(lines[begin:k])), need))
             need = None
     return blocks
 

@@ -2,6 +2,7 @@
 
 import importlib
 import importlib.util
+import json
 import os
 import re
 import subprocess
@@ -102,6 +103,52 @@ def test_a_page_that_fails_is_noticed(tmp_path):
         run_shown_code("pages", str(tmp_path / "page.rst"), folder=tmp_path)
 
 
+# ------------------------------------------------------------------ outputs
+
+
+def outputs():
+    spec = importlib.util.spec_from_file_location("outputs", ROOT / "doc" / "outputs.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_recorded_outputs_are_those_of_the_code_and_of_this_version():
+    made = outputs()
+    known = {made.slug(source): source for source in made.sources()}
+    records = sorted(path.stem for path in made.FOLDER.glob("*.json"))
+    assert set(records) <= set(known)
+    for name in records:
+        source, record = known[name], made.recorded(name)
+        again = f"run python doc/outputs.py {source.relative_to(ROOT)}"
+        assert record["version"] == skscalablegp.__version__, again
+        keys = [made.key(code) for code in made.blocks(source)]
+        assert [entry["code"] for entry in record["blocks"]] == keys, again
+        for entry in record["blocks"]:
+            assert all((made.FOLDER / picture).exists() for picture in entry["pictures"]), again
+
+
+def test_tutorials_have_pictures():
+    made = outputs()
+    recorded = {s: made.recorded(made.slug(s)) for s in made.sources() if "tutorials" in s.parts}
+    assert sum(map(bool, recorded.values())) >= 8
+    for source, record in recorded.items():
+        shown = [entry["pictures"] for entry in record.get("blocks", ())]
+        assert any(shown) or not shown, source
+
+
+def test_outputs_are_shown_below_their_code(tmp_path, monkeypatch):
+    made = outputs()
+    monkeypatch.setattr(made, "FOLDER", tmp_path)
+    entry = {"code": made.key("print(1)"), "text": ["1"], "pictures": ["a-0-1.png"]}
+    (tmp_path / "a.json").write_text(json.dumps({"version": "0", "blocks": [entry]}))
+    page = "Text\n\n.. code-block:: python\n\n    {}\n\nMore\n"
+    shown = made.with_outputs("a", page.format("print(1)"))
+    assert shown.index("print(1)") < shown.index("\n   1\n") < shown.index("a-0-1.png")
+    assert shown.index("a-0-1.png") < shown.index("More")
+    assert "none" not in made.with_outputs("a", page.format("print(2)"))
+
+
 @pytest.mark.slow
 def test_docstring_examples_run(tmp_path):
     run_shown_code("docstrings", folder=tmp_path)
@@ -114,6 +161,15 @@ def test_every_estimator_has_an_example():
         if name != "__version__" and ">>> " not in getattr(skscalablegp, name).__doc__
     ]
     assert not missing
+
+
+def test_every_estimator_says_what_it_does_at_which_size():
+    table = (ROOT / "doc" / "explanation" / "sizes.rst").read_text("utf-8")
+    for name in skscalablegp.__all__:
+        made = getattr(skscalablegp, name)
+        if hasattr(made, "get_params"):
+            assert f"~skscalablegp.{name}`" in table, name
+            assert ":ref:`default_sizes`" in made.__doc__.partition("Parameters\n")[0], name
 
 
 def test_front_pages_show_the_code_of_their_picture():
