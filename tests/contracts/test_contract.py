@@ -136,7 +136,7 @@ ROWS = [
     ),
     Row(
         "auto-classes",
-        AutoGPClassifier(["linear", ("inducing", SVGPClassifier(max_iter=10))]),
+        AutoGPClassifier(["linear", ("inducing", SVGPClassifier(n_inducing=8, max_iter=4))]),
         classifier=True,
         no_limit="training is that of the members",
         search={"members": [["linear"], ["randomized_trees"]]},
@@ -370,7 +370,7 @@ ROWS = [
     ),
     Row(
         "svgp-classes",
-        SVGPClassifier(max_iter=10),
+        SVGPClassifier(n_inducing=15, max_iter=10),
         classifier=True,
         search={"n_inducing": [5, 10]},
         limit={"max_iter": 1},

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import json
 import math
 import os
 import shlex
@@ -93,29 +94,41 @@ def families() -> dict[str, list[Mutant]]:
     return found
 
 
-def pytest_fails(package_root: Path, tests: str, seconds: float, marked: str) -> bool:
-    """Whether the tests with a mark fail with a package elsewhere, or need more processor time.
+# Runs pytest for each list of arguments; fewer processes import torch and the package this way.
+RUNS = """
+import json, sys
+import pytest
+for arguments in json.loads(sys.argv[1]):
+    print(int(pytest.main(arguments)), file=sys.stderr, flush=True)
+"""
 
-    A limit of the clock would count what a busy machine does not finish as noticed.
+
+def pytest_codes(package_root: Path, tests: list[str], seconds: float, marked: str) -> list[int]:
+    """How pytest ends for tests with a mark and a package elsewhere; 1 where time runs out.
+
+    `seconds` is processor time. A limit of the clock would count what a busy machine does not
+    finish as noticed.
     """
-    env = os.environ | {"PYTHONPATH": str(package_root), "PYTHONDONTWRITEBYTECODE": "1"}
+    env = os.environ | {"PYTHONPATH": str(package_root)}
+    options = ["-q", "-x", "-p", "no:cacheprovider", "-m", marked]
+    arguments = json.dumps([[*options, *shlex.split(each)] for each in tests])
     # -P: the checkout's own package must not come first.
-    call = [sys.executable, "-P", "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider"]
-    limit = f"ulimit -t {math.ceil(seconds)}; exec " + shlex.join([*call, "-m", marked])
+    call = shlex.join([sys.executable, "-P", "-c", RUNS, arguments])
     done = subprocess.run(
-        ["sh", "-c", f"{limit} {tests}"],
+        ["sh", "-c", f"ulimit -t {math.ceil(seconds)}; exec {call}"],
         cwd=ROOT,
         env=env,
         capture_output=True,
+        text=True,
     )
-    if done.returncode == pytest.ExitCode.NO_TESTS_COLLECTED:
-        return False
+    codes = [int(line) for line in done.stderr.splitlines() if line.isdigit()]
     if done.returncode in (-signal.SIGXCPU, -signal.SIGKILL):
-        return True
-    if done.returncode not in (0, 1):
-        print(done.stdout.decode()[-2000:], done.stderr.decode()[-2000:])
-        raise SystemExit(f"pytest {tests} ended with {done.returncode}.")
-    return done.returncode == 1
+        return [*codes, *[1] * (len(tests) - len(codes))]
+    right = 0, 1, pytest.ExitCode.NO_TESTS_COLLECTED
+    if len(codes) < len(tests) or not set(codes) <= set(right):
+        print(done.stdout[-2000:], done.stderr[-2000:])
+        raise SystemExit(f"pytest {'; '.join(tests)} ended with {codes}.")
+    return codes
 
 
 @contextmanager
@@ -126,6 +139,8 @@ def copies_of_the_package(number: int) -> Iterator[Queue[Path]]:
             shutil.copytree(ROOT / "skscalablegp", Path(folder) / name / "skscalablegp")
             copies.put(Path(folder) / name)
         yield copies
+        if sys.pycache_prefix:
+            shutil.rmtree(f"{sys.pycache_prefix}{folder}", ignore_errors=True)
 
 
 def survivors(
@@ -146,7 +161,7 @@ def survivors(
         right = path.read_text(encoding="utf-8")
         path.write_text(mutant.mutated(), encoding="utf-8")
         try:
-            killed = pytest_fails(copy, mutant.tests, seconds, marked)
+            killed = pytest_codes(copy, [mutant.tests], seconds, marked) == [1]
         finally:
             path.write_text(right, encoding="utf-8")
             copies.put(copy)
@@ -155,20 +170,13 @@ def survivors(
             print(f"killed by {name:15s} {took:5.0f} s  {family}: {mutant.name}", flush=True)
         return killed
 
-    def right_fails(tests: str) -> bool:
-        copy = copies.get()
-        try:
-            return pytest_fails(copy, tests, seconds, marked)
-        finally:
-            copies.put(copy)
-
+    copy, every = copies.get(), sorted({mutant.tests for _, mutant in items})
+    codes = pytest_codes(copy, every, seconds * len(every), marked)
+    copies.put(copy)
+    wrong = [tests for tests, code in zip(every, codes, strict=True) if code == 1]
+    if wrong:
+        raise SystemExit(f"Tests that fail on the package as it is: {'; '.join(wrong)}")
     with ThreadPoolExecutor(copies.qsize()) as pool:
-        every = sorted({mutant.tests for _, mutant in items})
-        wrong = [
-            tests for tests, fail in zip(every, pool.map(right_fails, every), strict=True) if fail
-        ]
-        if wrong:
-            raise SystemExit(f"Tests that fail on the package as it is: {'; '.join(wrong)}")
         killed = list(pool.map(fails, items))
     return [item for item, dead in zip(items, killed, strict=True) if not dead]
 
