@@ -14,6 +14,7 @@ from contracts.estimator_contract import Row, assert_sane, table
 from numpy.testing import assert_array_equal
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils.validation import check_is_fitted
+from watching import Watch
 
 from skscalablegp._clock import clock
 from skscalablegp._compat import HAS_CALLBACKS
@@ -289,15 +290,16 @@ class FitContract(Contract):
     @pytest.mark.skipif(not HAS_CALLBACKS, reason="scikit-learn < 1.9")
     def test_scikit_learn_callbacks_see_a_working_model(self, row):
         plain, X_new, _ = shared(row)
-        watch = Watch(row, X_new)
+        sane = Sane(row, X_new)
+        watch = Watch(sane)
         model = row.new().set_callbacks(watch)
         fit(row, model)
         assert watch.events[0] == "setup" and watch.events[-1] == "teardown"
         ended = watch.events.count("end iteration")
         assert ended == len(plain.history_["stage"])
-        assert watch.sane == ended
+        assert sane.count == ended
         # What it was given stays what it was.
-        for seen, said in watch.kept:
+        for seen, said in sane.kept:
             again = pickle.loads(pickle.dumps(seen))
             for old, new in zip(said, answers(row, again, X_new), strict=True):
                 assert_array_equal(old, new)
@@ -313,28 +315,16 @@ class FitContract(Contract):
         assert not capsys.readouterr().err
 
 
-class Watch:
-    """A scikit-learn callback that asks every intermediate model for predictions."""
+class Sane:
+    """Asks models for predictions, and keeps two of the models."""
 
     def __init__(self, row, X_new):
         self.row, self.X_new = row, X_new
-        self.events, self.sane, self.kept = [], 0, []
+        self.count, self.kept = 0, []
 
-    def setup(self, estimator, context):
-        self.events.append("setup")
-
-    def teardown(self, estimator, context):
-        self.events.append("teardown")
-
-    def on_fit_task_begin(self, estimator, context):
-        self.events.append(f"begin {context.task_name}")
-
-    def on_fit_task_end(self, estimator, context, *, fitted_estimator=None):
-        self.events.append(f"end {context.task_name}")
-        if context.task_name == "iteration":
-            assert_sane(self.row, fitted_estimator, self.X_new)
-            self.sane += 1
-            if self.sane in (1, 3):
-                seen = copy(fitted_estimator).set_callbacks()
-                self.kept.append((seen, answers(self.row, seen, self.X_new)))
-        return False
+    def __call__(self, model):
+        assert_sane(self.row, model, self.X_new)
+        self.count += 1
+        if self.count in (1, 3):
+            seen = copy(model).set_callbacks()
+            self.kept.append((seen, answers(self.row, seen, self.X_new)))

@@ -10,6 +10,7 @@ from oracles import normal
 from sklearn.base import clone
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel, WhiteKernel
+from watching import Watch
 
 from skscalablegp import SGPRRegressor, SVGPClassifier, SVGPRegressor
 from skscalablegp._compat import HAS_CALLBACKS
@@ -158,32 +159,18 @@ def test_scikit_learn_callbacks_predict_at_both_stages(model, monkeypatch):
     # Callbacks see the steps before the scales are set.
     monkeypatch.setattr(SparseStepper, "rescale", lambda self: None)
 
-    class Watch:
-        seen = []
-
-        def setup(self, estimator, context):
-            pass
-
-        def teardown(self, estimator, context):
-            pass
-
-        def on_fit_task_begin(self, estimator, context):
-            pass
-
-        def on_fit_task_end(self, estimator, context, *, fitted_estimator=None):
-            if context.task_name == "iteration":
-                self.seen.append(answers(fitted_estimator, X[:5]))
-
+    seen = []
+    watch = Watch(lambda between: seen.append(answers(between, X[:5])))
     plain, model = clone(model).set_params(random_state=0), clone(model)
     fit(plain, X, y)
-    fit(model.set_params(random_state=0).set_callbacks(Watch()), X, y)
-    assert len(Watch.seen) == len(plain.history_["stage"])
-    assert all(np.isfinite(a).all() for seen in Watch.seen for a in seen)
+    fit(model.set_params(random_state=0).set_callbacks(watch), X, y)
+    assert len(seen) == len(plain.history_["stage"])
+    assert all(np.isfinite(a).all() for one in seen for a in one)
     for a, b in zip(answers(plain, X[:5]), answers(model, X[:5]), strict=True):
         assert_array_equal(a, b)
     if not isinstance(model, SVGPClassifier):
         # The last one is the model but for calibration.
-        for a, b in zip(Watch.seen[-1], answers(model, X[:5]), strict=True):
+        for a, b in zip(seen[-1], answers(model, X[:5]), strict=True):
             assert_allclose(a, b, rtol=0, atol=0.05)
 
 

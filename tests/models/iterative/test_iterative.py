@@ -23,6 +23,7 @@ from sklearn.gaussian_process.kernels import (
     WhiteKernel,
 )
 from sklearn.model_selection import GridSearchCV
+from watching import Watch
 
 from skscalablegp import IterativeGPRegressor, NNGPRegressor, PoERegressor, RRCGRegressor
 from skscalablegp._compat import HAS_CALLBACKS
@@ -632,30 +633,17 @@ def test_grid_search_over_nested_parameters():
 @pytest.mark.parametrize("settings", [EXACT, {"solver": "cg", "posterior": "pathwise"}])
 def test_callbacks_of_scikit_learn_see_a_working_model(settings):
     X, y, X_new = problem(n=30)
+    kernels = set()
 
-    class Watch:
-        def __init__(self):
-            self.scores, self.models = [], []
+    def look(between):
+        mean, std = between.predict(X_new, return_std=True)
+        assert np.isfinite(mean).all() and np.isfinite(std).all()
+        kernels.add(str(between.kernel_))
 
-        def setup(self, estimator, context):
-            pass
-
-        def teardown(self, estimator, context):
-            pass
-
-        def on_fit_task_begin(self, estimator, context):
-            pass
-
-        def on_fit_task_end(self, estimator, context, *, fitted_estimator=None):
-            mean, std = fitted_estimator.predict(X_new, return_std=True)
-            assert np.isfinite(mean).all() and np.isfinite(std).all()
-            self.models.append(fitted_estimator.kernel_)
-
-    watch = Watch()
     settings = settings | {"max_iter": 4, "random_state": 0, "normalize_y": True}
-    watched = IterativeGPRegressor(**settings).set_callbacks(watch).fit(X, y)
+    watched = IterativeGPRegressor(**settings).set_callbacks(Watch(look)).fit(X, y)
     alone = IterativeGPRegressor(**settings).fit(X, y)
-    assert len({str(kernel) for kernel in watch.models}) > 2
+    assert len(kernels) > 2
     assert_allclose(watched.predict(X_new), alone.predict(X_new))
 
 

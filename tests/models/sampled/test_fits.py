@@ -8,6 +8,7 @@ from scipy.stats import multivariate_normal
 from sklearn.base import clone
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel, WhiteKernel
+from watching import Watch
 
 from skscalablegp import QSGPClassifier, QSGPRegressor, QSRVMRegressor
 from skscalablegp._compat import HAS_CALLBACKS
@@ -252,22 +253,8 @@ def test_rounds_show_a_working_model(rounds):
     plain = model.fit(X, y).predict(X)
     seen = []
 
-    class Watch:
-        def setup(self, estimator, context):
-            pass
-
-        def teardown(self, estimator, context):
-            pass
-
-        def on_fit_task_begin(self, estimator, context):
-            pass
-
-        def on_fit_task_end(self, estimator, context, *, fitted_estimator=None):
-            if context.task_name == "iteration":
-                seen.append(fitted_estimator.score(X, y))
-            return False
-
-    again = clone(model).set_callbacks(Watch())
+    watch = Watch(lambda between: seen.append(between.score(X, y)))
+    again = clone(model).set_callbacks(watch)
     assert_array_equal(again.fit(X, y).predict(X), plain)
     assert len(seen) == len(again.history_["stage"]) and min(seen) > 0.3
     assert "batches" in again.history_["stage"]
