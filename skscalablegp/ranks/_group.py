@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import socket
 from datetime import timedelta
@@ -11,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ._life import Life
+from ._life import Life, RankError
 
 # A wait looks so often whether all ranks live.
 _LOOK = timedelta(seconds=0.5)
@@ -75,7 +76,11 @@ class Group:
             except RuntimeError as error:
                 if work.is_completed():
                     raise self.life.blame(error) from error
-                self.life.check()
+                try:
+                    self.life.check()
+                except RankError:
+                    _abandon(work)
+                    raise
             else:
                 return
 
@@ -83,10 +88,14 @@ class Group:
         """Release the connections; those of a broken group do not wait for anybody."""
         for group in filter(None, (self._gloo, self._nccl)):
             if broken:
-                device = torch.device("cpu" if group is self._gloo else "cuda")
-                group._get_backend(device).abort()
+                _abandon(group)
             else:
                 dist.destroy_process_group(group)
+
+
+def _abandon(waiting: Any) -> None:
+    """Never end an object of torch, because its end would wait for messages of a lost rank."""
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(waiting))
 
 
 def _place() -> str:

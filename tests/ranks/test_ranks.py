@@ -1,22 +1,28 @@
 """Fits and predictions that several ranks share: real processes, compared with one process."""
 
 import os
+import signal
+import subprocess
+import sys
+import time
 import warnings
 from hashlib import md5
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from oracles import normal
-from ranks.launched import launch
+from ranks.launched import environment, free_port, launch
+from shown_code import code_blocks
 from sklearn.base import BaseEstimator
 from sklearn.gaussian_process.kernels import ConstantKernel, Matern, WhiteKernel
 
-from skscalablegp import IterativeGPRegressor, RFFRegressor, RRCGRegressor, distribute
+from skscalablegp import IterativeGPRegressor, RFFRegressor, RRCGRegressor, distribute, load
 from skscalablegp._calls import shareable
 from skscalablegp.kernels import compile_kernel
 from skscalablegp.linalg.operators import KernelOperator, SharedOperator, kernel_operator
-from skscalablegp.ranks import leading
+from skscalablegp.ranks import RankError, leading
 
 KERNEL = ConstantKernel(1.3) * Matern([0.6, 1.1, 2.0], nu=1.5) + WhiteKernel(0.2)
 
@@ -25,6 +31,10 @@ def table(n=1501, d=3, seed=0):
     rng = np.random.default_rng(seed)
     X = rng.normal(size=(n, d))
     return X, np.sin(2 * X[:, 0]) + X[:, 1] * X[:, 2] + 0.3 * rng.normal(size=n)
+
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = ROOT / "doc" / "how_to" / "several_machines.rst"
 
 
 def codes(answers):
@@ -218,6 +228,36 @@ def product_of_the_dead():
     leading().together(die, H.number(), tensors=[normal(1501, 2)])
 
 
+def die_at_rank_0(ranks, V):
+    if ranks.rank == 0:
+        os._exit(9)
+    return ranks.total(V)
+
+
+def task_without_rank_0():
+    leading().together(die_at_rank_0, tensors=[normal(1501, 2)])
+
+
+def stop(ranks, V):
+    """Rank 1 is silent, although its connections stand."""
+    if ranks.rank == 1:
+        os.kill(os.getpid(), signal.SIGSTOP)
+    return ranks.total(V)
+
+
+def task_of_the_silent():
+    leading().together(stop, tensors=[normal(1501, 2)])
+
+
+def ask_in_seconds(question, timeout):
+    begun = time.monotonic()
+    try:
+        with distribute(timeout=timeout):
+            Asked().ask(question)
+    except RankError as error:
+        return str(error), time.monotonic() - begun
+
+
 def fail(ranks, V):
     if ranks.rank == 1:
         raise MemoryError("no room for a tile")
@@ -237,6 +277,21 @@ def test_rank_that_dies_in_a_product_is_named_by_all_others():
     answers = launch(3, ask, product_of_the_dead, seconds=60)
     assert codes(answers) == [3, 3, 9], answers
     assert all("rank 2 has ended" in text for _, text in answers[:2]), answers
+
+
+@pytest.mark.slow
+def test_all_others_notice_the_end_of_rank_0():
+    answers = launch(3, ask_in_seconds, task_without_rank_0, 20, seconds=60)
+    assert codes(answers) == [9, 0, 0], answers
+    assert all(text.startswith("rank 0") and spent < 30 for _, (text, spent) in answers[1:])
+
+
+@pytest.mark.slow
+def test_rank_that_is_silent_is_named_after_the_timeout():
+    answers = launch(3, ask_in_seconds, task_of_the_silent, 5, seconds=40)
+    assert codes(answers) == [0, -signal.SIGKILL, 0], answers
+    for _, (text, spent) in answers[::2]:
+        assert text == "no sign of life of rank 1 for 5 s" and spent < 30
 
 
 def test_rank_that_fails_is_named_by_all_others():
@@ -266,6 +321,31 @@ def test_errors_of_rank_0_are_those_of_all_and_later_calls_work():
     assert codes(answers) == [0, 0], answers
     assert answers[0] == answers[1]
     assert "NaN" in answers[0][1][0]
+
+
+# ---------------------------------------------------------------- launchers
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not PAGE.exists(), reason="not a checkout of the repository")
+def test_program_of_the_documentation_runs_under_torchrun(tmp_path):
+    programs = [code for _, code, need in code_blocks(PAGE) if need == "torchrun"]
+    (tmp_path / "fit.py").write_text(programs[0])
+    variables = {k: v for k, v in environment(0, 1, 0).items() if k == "GLOO_SOCKET_IFNAME"}
+    variables |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    launcher = ["-m", "torch.distributed.run", "--nproc-per-node", "2"]
+    launcher += ["--master-addr", "127.0.0.1", "--master-port", str(free_port())]
+    done = subprocess.run(
+        [sys.executable, *launcher, "fit.py"],
+        cwd=tmp_path,
+        env=os.environ | variables,
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert not done.returncode, done.stdout + done.stderr
+    assert done.stdout.count("2 ranks: ") == 1
+    assert load(tmp_path / "model.safetensors").predict(np.zeros((2, 3))).shape == (2,)
 
 
 # ---------------------------------------------------------------- one process

@@ -1,0 +1,201 @@
+#!/usr/bin/env python3
+"""Time products, solves and fits on 1, 2 ... ranks of one thread each.
+
+    python benchmarks/ranks.py
+    python benchmarks/ranks.py --part product --ranks 1 2 --rows 20000 --columns 8 --sides 65
+
+One JSON line a measurement, with the command, the commit and the load of the machine. The ranks are
+processes on this machine, which talk over the loopback interface. Parts:
+
+product   H V for --rows rows in float32, evaluated in tiles; the median of --repeats
+kept      the same with stored tiles
+fit       a fit of IterativeGPRegressor without training: one solve for the targets and 64 samples
+
+Keys of a line: ``seconds`` by the wall clock; ``processor_seconds`` of each rank in that time, of
+which the largest is the time that a machine without other work would need, beside the messages;
+``bytes`` that each rank has sent, and what the formula 2 (p - 1) n s gives in all; ``stored``, the
+share of H that each rank keeps; ``memory``, the growth of each rank's peak in megabytes.
+"""
+
+import argparse
+import json
+import os
+import resource
+import shlex
+import socket
+import statistics
+import subprocess
+import sys
+import time
+import warnings
+from datetime import date
+from importlib.metadata import version
+from pathlib import Path
+
+import numpy as np
+
+ROOT = Path(__file__).resolve().parent.parent
+THREADS = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+
+
+def data(args):
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(args.rows, args.columns))
+    return X, np.sin(X[:, 0] * 2) + X[:, 1] + 0.3 * rng.normal(size=len(X))
+
+
+def peak():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+def figures(ranks, number, before):
+    """What each rank has spent since `before`, as columns: processor seconds, stored share, MB."""
+    import torch
+
+    stored = ranks.kept(number).stored_entries if number is not None else 0
+    mine = [time.process_time(), float(stored), peak(), float(ranks.bytes_sent)]
+    table = torch.zeros(ranks.size, 4, dtype=torch.float64)
+    table[ranks.rank] = torch.tensor(mine, dtype=torch.float64)
+    return ranks.total(table).clone()
+
+
+def products(args):
+    """Runs at rank 0: the median seconds of a product, and the figures of all ranks."""
+    import torch
+
+    from skscalablegp.kernels import compile_kernel, default_kernel
+    from skscalablegp.linalg.operators import kernel_operator
+    from skscalablegp.ranks import leading
+
+    ranks = leading()
+    kernel = compile_kernel(default_kernel(args.columns), args.columns)
+    X = torch.as_tensor(data(args)[0], dtype=torch.float32)
+    H = kernel_operator(kernel, kernel.theta0, X, keep=args.part == "kept")
+    V = torch.randn(args.rows, args.sides, generator=torch.Generator().manual_seed(0))
+    number = H.number() if ranks.size > 1 else None
+    start = ranks.together(figures, number, 0)
+    H.matmul(V)
+    before, seconds = ranks.together(figures, number, 0), []
+    for _ in range(args.repeats):
+        begun = time.perf_counter()
+        H.matmul(V)
+        seconds.append(time.perf_counter() - begun)
+    after = ranks.together(figures, number, 0)
+    spent = (after - before)[:, 0] / args.repeats
+    whole = float(args.rows) ** 2
+    kept = [1.0] if args.part == "kept" and ranks.size == 1 else (after[:, 1] / whole).tolist()
+    return {
+        "seconds": statistics.median(seconds),
+        "fastest": min(seconds),
+        "processor_seconds": spent.tolist(),
+        "bytes": ((after - before)[:, 3] / args.repeats).tolist(),
+        "formula": 2 * (ranks.size - 1) * args.rows * args.sides * 4,
+        "stored": kept,
+        "memory": (after - start)[:, 2].tolist(),
+    }
+
+
+def fits(args):
+    from sklearn.base import clone
+
+    from skscalablegp import IterativeGPRegressor
+    from skscalablegp.ranks import leading
+
+    ranks, (X, y) = leading(), data(args)
+    model = IterativeGPRegressor(
+        optimizer=None, solver="cg", gradient="pathwise", posterior="pathwise", random_state=0
+    )
+    start = ranks.together(figures, None, 0)
+    begun = time.perf_counter()
+    model = clone(model).fit(X, y)
+    seconds = time.perf_counter() - begun
+    after = ranks.together(figures, None, 0)
+    return {
+        "seconds": seconds,
+        "processor_seconds": (after - start)[:, 0].tolist(),
+        "bytes": (after - start)[:, 3].tolist(),
+        "memory": (after - start)[:, 2].tolist(),
+        "epochs": model.fit_report_.epochs,
+    }
+
+
+def rank(args):
+    """One rank; rank 0 prints the figures."""
+    import torch
+    from sklearn.base import BaseEstimator
+
+    from skscalablegp import distribute
+    from skscalablegp._calls import shareable
+
+    class Timed(BaseEstimator):
+        @shareable
+        def measure(self):
+            return fits(args) if args.part == "fit" else products(args)
+
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    with distribute() as ranks:
+        found = Timed().measure()
+        if ranks.rank == 0:
+            print(json.dumps(found), flush=True)
+
+
+def launched(args, part, size):
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        port = found.getsockname()[1]
+    command = [sys.executable, __file__, "--rank", "--part", part]
+    for name in ("rows", "columns", "sides", "repeats"):
+        command += [f"--{name}", str(getattr(args, name))]
+    ranks = []
+    for number in range(size):
+        names = {"RANK": number, "LOCAL_RANK": number, "WORLD_SIZE": size, "MASTER_PORT": port}
+        names = {k: str(v) for k, v in names.items()} | {"MASTER_ADDR": "127.0.0.1"}
+        environment = {**os.environ, **THREADS, **names, "PYTHONPATH": str(ROOT)}
+        ranks.append(subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True))
+    said = [process.communicate()[0] for process in ranks]
+    if any(process.returncode for process in ranks):
+        raise SystemExit(f"a rank failed: {[process.returncode for process in ranks]}")
+    return json.loads(said[0])
+
+
+def main():
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--part", nargs="+", default=["product"])
+    parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2])
+    parser.add_argument("--rows", type=int, default=20_000)
+    parser.add_argument("--columns", type=int, default=8)
+    parser.add_argument("--sides", type=int, default=65, help="columns of V")
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=1, help="numbers of ranks take turns")
+    parser.add_argument("--rank", action="store_true", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.rank:
+        args.part = args.part[0]
+        rank(args)
+        return
+    commit = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True
+    )
+    about = {
+        "rows": args.rows,
+        "columns": args.columns,
+        "sides": args.sides,
+        "cores": os.cpu_count(),
+        "date": date.today().isoformat(),
+        "commit": commit.stdout.strip(),
+        "versions": {name: version(name) for name in ("torch", "numpy")},
+        "command": shlex.join(["python", "benchmarks/ranks.py", *sys.argv[1:]]),
+    }
+    for part in args.part:
+        for turn in range(args.rounds):
+            for size in args.ranks:
+                load = [round(x, 2) for x in os.getloadavg()]
+                line = {"part": part, "ranks": size, "turn": turn, "load": load}
+                print(json.dumps(line | launched(args, part, size) | about), flush=True)
+
+
+if __name__ == "__main__":
+    main()
