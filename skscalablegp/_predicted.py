@@ -211,15 +211,7 @@ def mean_and_std(
         return core.predict(X), core.predict_std(X, False, noise_variance)
     if not hasattr(core, "predict"):
         raise TypeError(f"estimator must be a fitted regressor, got {core!r}.")
-    try:
-        mean, std = core.predict(X, return_std=True)
-    except TypeError as error:
-        if "return_std" not in str(error):
-            raise
-        raise TypeError(
-            f"{type(core).__name__}.predict has no return_std: use an estimator that predicts "
-            "standard deviations."
-        ) from error
+    mean, std = _of_another_package(core, X)
     if not include_noise:
         raise ValueError(
             f"{type(core).__name__} cannot leave out the noise: include_noise=False is only for "
@@ -228,6 +220,31 @@ def mean_and_std(
     wide = mean.reshape(len(mean), -1).shape
     known = check_noise_variance(noise_variance, *wide)
     return mean, std if known is None else np.sqrt(std**2 + known.reshape(mean.shape))
+
+
+def _of_another_package(core: Any, X: Any) -> tuple[np.ndarray, np.ndarray]:
+    """Means and standard deviations by ``return_std``; raises a TypeError without it."""
+    found, cause = None, None
+    try:
+        found = core.predict(X, return_std=True)
+    except TypeError as error:
+        if "return_std" not in str(error):
+            raise
+        cause = error
+    if not isinstance(found, tuple):
+        # Some regressors take any keyword, and ignore it.
+        raise TypeError(
+            f"{type(core).__name__}.predict has no return_std: use an estimator that predicts "
+            "standard deviations."
+        ) from cause
+    return found
+
+
+def normal_crps(y: np.ndarray, mean: np.ndarray, std: np.ndarray) -> np.ndarray:
+    """The score of N(mean, std^2), elementwise (eq. 5 of Gneiting et al., 2005)."""
+    z = (y - mean) / std
+    density = np.exp(-0.5 * z**2) / np.sqrt(2 * np.pi)
+    return std * (z * (2 * ndtr(z) - 1) + 2 * density - 1 / np.sqrt(np.pi))
 
 
 def behind_transforms(estimator: Any, X: Any) -> tuple[Any, Any, list[Any]]:

@@ -17,13 +17,14 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 from numpy.typing import ArrayLike
-from scipy.special import ndtr, ndtri
+from scipy.special import ndtri
 from sklearn.utils import check_array, check_consistent_length
 from sklearn.utils.metadata_routing import UNCHANGED, MetadataRequest
 
 from ._predicted import (
     behind_transforms,
     mean_and_std,
+    normal_crps,
     predict_interval,
     predict_quantiles,
     predict_std,
@@ -139,10 +140,7 @@ def crps(
     0.2337
     """
     y_true, mean, std = _check_predictions(y_true, mean, std)
-    z = (y_true - mean) / std
-    density = np.exp(-0.5 * z**2) / np.sqrt(2 * np.pi)
-    values = std * (z * (2 * ndtr(z) - 1) + 2 * density - 1 / np.sqrt(np.pi))
-    return _reduce(values, sample_weight, multioutput)
+    return _reduce(normal_crps(y_true, mean, std), sample_weight, multioutput)
 
 
 def msll(

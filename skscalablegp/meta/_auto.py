@@ -66,9 +66,9 @@ class AutoGPRegressor(AutoBase, NoisyRegressorBase):
         rows on 1,500 of them), "neighbors" (`NNGPRegressor` with the kernel of the exact process),
         "iterative" (`IterativeGPRegressor` on all rows, with that kernel), "randomized_trees",
         "deep" (`SCGDDKLRegressor`) and "trained_neighbors" (`NNGPRegressor`, whose training goes on
-        from that kernel). "auto" compares
-        those that suit the number of rows. Regressors of other packages, such as CatBoost's, join
-        as pairs, with or without ``return_std``.
+        from that kernel), "catboost" and "lightgbm" (boosted trees of these packages, if they are
+        installed). "auto" compares those of this package and of scikit-learn that suit the number
+        of rows. Other regressors join as pairs, with or without ``return_std``.
     validation_fraction : float, default=0.2
         Fraction of the rows that is held out. At most 10,000 rows are held out; up to 2,000 rows
         five folds replace them, in which the exact process keeps the hyperparameters of all rows.

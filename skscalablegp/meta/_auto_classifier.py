@@ -89,8 +89,9 @@ class AutoGPClassifier(AutoBase, MetaEstimatorMixin, GPClassifierBase):
     members : list or "auto", default="auto"
         Names of members, and pairs of a name and a regressor, in the order of their fits. Here
         these are classifiers with ``predict_proba``; the names are "linear" (logistic regression),
-        "trees" (boosted), "randomized_trees" and "inducing" (`SVGPClassifier`). "auto" compares
-        those that suit the number of rows.
+        "trees" (boosted), "randomized_trees", "inducing" (`SVGPClassifier`), and "catboost" and
+        "lightgbm" (boosted trees of these packages, if they are installed). "auto" compares those
+        of this package and of scikit-learn that suit the number of rows.
     validation_fraction : float, default=0.2
         Fraction of the rows that is held out. At most 10,000 rows are held out; up to 2,000 rows
         five folds replace them.

@@ -17,6 +17,7 @@ from ..models.deep import SCGDDKLRegressor
 from ..models.inducing import SVGPClassifier
 from ..models.iterative import IterativeGPRegressor
 from ..models.neighbors import NNGPRegressor
+from ._boosters import BOOSTERS, CatBoost, booster, required
 from ._trees import BoostedTrees, RandomizedTrees
 
 # With fewer rows trees have too few rows a leaf to gain, and five fits of them take most of the
@@ -110,6 +111,8 @@ def known_candidates(n: int) -> dict[str, Candidate]:
         Candidate("randomized_trees", lambda kernel: RandomizedTrees()),
         Candidate("deep", lambda kernel: SCGDDKLRegressor()),
         Candidate("trained_neighbors", _trained_neighbors, rate=_NEIGHBORS_A_SECOND),
+        Candidate("catboost", lambda kernel: CatBoost()),
+        Candidate("lightgbm", lambda kernel: booster("lightgbm", "LGBMRegressor")),
     )
     return {each.name: each for each in every}
 
@@ -144,7 +147,10 @@ def class_candidates(members: Any, n: int) -> list[Candidate]:
         Candidate("inducing", lambda kernel: SVGPClassifier(), rate=_POINTS_A_SECOND, part=_MUCH),
     )
     known = {each.name: each for each in every}
-    names = ["linear", "inducing"] if n < _FEWEST_FOR_TREES else list(known)
+    # Boosters join where they are asked for.
+    for name, kind in zip(BOOSTERS, ("CatBoostClassifier", "LGBMClassifier"), strict=True):
+        known[name] = Candidate(name, lambda kernel, of=(name, kind): booster(*of))
+    names = ["linear", "inducing"] if n < _FEWEST_FOR_TREES else [each.name for each in every]
     return _chosen(members, known, names, "predict_proba")
 
 
@@ -156,6 +162,8 @@ def candidates(members: Any, n: int) -> list[Candidate]:
     ValueError
         For an empty list, an unknown name, a name that occurs twice, or an object that is no
         regressor.
+    ImportError
+        For a member whose package is not installed.
     """
     return _chosen(members, known_candidates(n), default_names(n), "predict")
 
@@ -170,6 +178,8 @@ def _chosen(
     for each in members:
         pair = isinstance(each, Sequence) and not isinstance(each, str) and len(each) == 2
         if isinstance(each, str) and each in known:
+            if each in BOOSTERS:
+                required(each)
             found.append(known[each])
         elif pair and isinstance(each[0], str) and hasattr(each[1], "fit"):
             if not hasattr(each[1], method):

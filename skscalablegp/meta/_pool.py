@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float, Int
 from scipy.optimize import minimize_scalar, nnls
-from scipy.special import ndtr
 
+from .._predicted import normal_crps
+from ..core.posteriors import normal_log_density
 from ._below import mean_square
 from ._noise import NoiseModel
 from ._scaled import Scaled
@@ -155,17 +156,14 @@ def negative_log_density(
     y: Float[np.ndarray, " m"], mean: Any, variance: Float[np.ndarray, " m"]
 ) -> Float[np.ndarray, " m"]:
     """Minus the logarithm of the normal density of each target, in nats."""
-    return 0.5 * (np.log(2 * np.pi * variance) + np.square(y - mean) / variance)
+    return -normal_log_density(y, mean, variance)
 
 
 def mean_crps(
     y: Float[np.ndarray, " m"], mean: Float[np.ndarray, " m"], variance: Float[np.ndarray, " m"]
 ) -> float:
-    """Mean continuous ranked probability score of normal predictions (Gneiting et al., 2005)."""
-    std = np.sqrt(variance)
-    z = (y - mean) / std
-    density = np.exp(-0.5 * z**2) / np.sqrt(2 * np.pi)
-    return float(np.mean(std * (z * (2 * ndtr(z) - 1) + 2 * density - 1 / np.sqrt(np.pi))))
+    """Mean continuous ranked probability score of normal predictions."""
+    return float(normal_crps(y, mean, np.sqrt(variance)).mean())
 
 
 def mixed(

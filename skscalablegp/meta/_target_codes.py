@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from sklearn import config_context
 from sklearn.base import BaseEstimator, TransformerMixin
 
 from .._compat import target_encoder
@@ -34,7 +35,9 @@ class TargetCodes(TransformerMixin, BaseEstimator):
         """Learn the mean targets; the rows are encoded without their own."""
         kind = "continuous" if np.asarray(y).dtype.kind == "f" else "auto"
         self.encoder_ = target_encoder(kind, folds=max(2, min(5, len(X) // 2)))
-        return self._replaced(X, self.encoder_.fit_transform(X[:, self.columns], y))
+        # Under metadata routing some versions of the encoder require groups.
+        with config_context(enable_metadata_routing=False):
+            return self._replaced(X, self.encoder_.fit_transform(X[:, self.columns], y))
 
     def transform(self, X: np.ndarray) -> np.ndarray:
         """Encode new rows; a level that the fit has not seen becomes the mean of all targets."""

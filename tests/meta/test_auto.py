@@ -1,12 +1,15 @@
 """AutoGPRegressor: validated at every moment, weights and noise from rows that were not seen."""
 
+import sys
 from html import unescape
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 from scipy.optimize import minimize
 from scipy.stats import norm
+from sklearn import config_context
 from sklearn.base import BaseEstimator, RegressorMixin, clone
 from sklearn.linear_model import LinearRegression
 from sklearn.model_selection import train_test_split
@@ -318,3 +321,62 @@ class TestAutoGPRegressor:
         std = model.predict_std(X, noise_variance=0)
         assert std.mean() < 0.6
         assert_allclose(model.predict_std(X, noise_variance=noise) ** 2, std**2 + noise)
+
+
+class Deaf(RegressorMixin, BaseEstimator):
+    """A line that takes any keyword for its predictions, and ignores it, as LightGBM does."""
+
+    def fit(self, X, y):
+        self.line_ = LinearRegression().fit(X, y)
+        return self
+
+    def predict(self, X, **ignored):
+        return self.line_.predict(X)
+
+
+def test_a_member_may_ignore_return_std():
+    model = AutoGPRegressor([("deaf", Deaf())], random_state=0).fit(*table(100))
+    assert model.members_ == ["deaf"] and np.isfinite(model.leaderboard_["deaf"].nll)
+
+
+@pytest.mark.parametrize("name", ["catboost", "lightgbm"])
+def test_boosters_join_by_name(name, monkeypatch):
+    """A toy stands for the package, which the tests do not need."""
+
+    class Toy(Deaf):
+        def __init__(self, verbose=None, **settings):
+            self.verbose, self.settings = verbose, settings
+
+        def fit(self, X, y, sample_weight=None):
+            return super().fit(X, y)
+
+        def predict(self, X, **ignored):
+            mean = super().predict(X)
+            wide = "loss_function" in self.settings
+            return np.column_stack([mean, np.full(len(X), 0.25)]) if wide else mean
+
+        def get_params(self, deep=True):
+            return {"verbose": self.verbose, **self.settings}
+
+    toys = SimpleNamespace(CatBoostRegressor=Toy, LGBMRegressor=Toy)
+    monkeypatch.setitem(sys.modules, name, toys)
+    model = AutoGPRegressor([name], random_state=0).fit(*table(100))
+    assert model.members_ == [name] and model.leaderboard_[name].note == ""
+
+
+@pytest.mark.parametrize("name", ["catboost", "lightgbm"])
+def test_a_booster_that_is_not_installed(name, monkeypatch):
+    monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(ImportError, match=f"pip install {name}"):
+        AutoGPRegressor(["linear", name]).fit(*table(100))
+
+
+def test_many_levels_under_metadata_routing():
+    rng = np.random.default_rng(0)
+    levels = np.array([f"town {k}" for k in range(25)])[rng.integers(0, 25, 200)]
+    X = np.column_stack([rng.uniform(size=200).astype(object), levels.astype(object)])
+    y = X[:, 0].astype(float)
+    models = [AutoGPRegressor(["linear"], random_state=0) for _ in range(2)]
+    with config_context(enable_metadata_routing=True):
+        routed = models[0].fit(X, y).predict(X)
+    assert_array_equal(routed, models[1].fit(X, y).predict(X))

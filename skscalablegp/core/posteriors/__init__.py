@@ -11,6 +11,7 @@ from ._base import (
     reported_variance,
     without_own,
 )
+from ._densities import normal_log_density
 from ._draws import Moved, WeightDraws, normal, prior_draws
 from ._exact import ExactPosterior
 from ._features import FeaturePosterior, FeatureWeights, inverse_root

@@ -11,9 +11,11 @@ from scipy.special import logsumexp
 
 from ..likelihoods import Likelihood
 
-# Quadrature nodes of the latent function, in its standard deviations, as for quantiles.
-_NODES = np.linspace(-8.5, 8.5, 401)
-_LOG_WEIGHTS = -0.5 * _NODES**2 - np.log(np.exp(-0.5 * _NODES**2).sum())
+# Quadrature nodes of the latent function in its standard deviations, for noise that is no mixture
+# of normal distributions. They resolve noise that is a hundred times narrower than the distribution
+# of the function.
+NODES = np.linspace(-8.5, 8.5, 401)
+LOG_WEIGHTS = -0.5 * NODES**2 - np.log(np.exp(-0.5 * NODES**2).sum())
 # Number of floating-point numbers in one block.
 _BLOCK = 2**21
 
@@ -66,12 +68,12 @@ def observed_log_density(
 ) -> Float[np.ndarray, "m t"]:
     """The log of E p(y | f) for f ~ N(mean, variance), by the trapezoid rule."""
     total = np.zeros(y.shape)
-    step = max(1, _BLOCK // (len(_NODES) * y.shape[1]))
+    step = max(1, _BLOCK // (len(NODES) * y.shape[1]))
     for start in range(0, len(y), step):
         part = slice(start, start + step)
-        f = mean[part, :, None] + np.sqrt(variance[part])[:, :, None] * _NODES
+        f = mean[part, :, None] + np.sqrt(variance[part])[:, :, None] * NODES
         at = (torch.as_tensor(a) for a in (y[part, :, None], f, noise[part, :, None]))
         with torch.no_grad():
             given = likelihood.log_density(*at).numpy()
-        total[part] = logsumexp(given + _LOG_WEIGHTS, axis=2)
+        total[part] = logsumexp(given + LOG_WEIGHTS, axis=2)
     return total

@@ -9,6 +9,7 @@ from jaxtyping import Float
 from scipy.special import log_ndtr, ndtri
 
 from ..likelihoods import Likelihood
+from ._densities import LOG_WEIGHTS, NODES
 
 # Maximum number of bisections, more than double precision can resolve.
 _BISECTIONS = 200
@@ -16,9 +17,6 @@ _BISECTIONS = 200
 _CONVERGED = 1e-13
 # Number of floating-point numbers in one block.
 _BLOCK = 2**21
-# Quadrature nodes of the latent function, for noise that is no mixture of normal distributions.
-# They resolve noise that is a hundred times narrower than the distribution of the function.
-_NODES = np.linspace(-8.5, 8.5, 401)
 
 
 def additive_quantiles(
@@ -108,11 +106,11 @@ def observed_quantiles(
     Quantiles of counts are whole numbers.
     """
     out = np.empty((*mean.shape, len(q)))
-    weights = np.exp(-0.5 * _NODES**2) / np.exp(-0.5 * _NODES**2).sum()
-    step = max(1, _BLOCK // (len(_NODES) * len(q) * mean.shape[1]))
+    weights = np.exp(LOG_WEIGHTS)
+    step = max(1, _BLOCK // (len(NODES) * len(q) * mean.shape[1]))
     for start in range(0, len(mean), step):
         part = slice(start, start + step)
-        f = mean[part][..., None] + np.sqrt(variance[part])[..., None] * _NODES
+        f = mean[part][..., None] + np.sqrt(variance[part])[..., None] * NODES
 
         def share(y: np.ndarray, f=f, part=part) -> np.ndarray:
             given = likelihood.cdf(y[..., None], f[:, :, None], noise[part][..., None, None])
