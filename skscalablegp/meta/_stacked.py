@@ -52,8 +52,8 @@ class StackedGPRegressor(NamedEstimators, MetaRegressorBase):
         Names and regressors that are stacked. They come from this package or have scikit-learn's
         interface, with or without ``return_std``. They are judged in this order. None stacks
         boosted trees with the settings of a `HistGradientBoostingRegressor`, an `NNGPRegressor`
-        with ``local_scale=False`` and, above 2,000 rows, an `SCGDDKLRegressor`: rules on single
-        columns, interpolation, and learned features, which make their errors on different rows.
+        with ``local_scale=False`` and, above 2,000 rows, an `SCGDDKLRegressor`. These models
+        make different kinds of errors.
         Above 10,000 rows, held-out rows choose the size of the trees: 31 or 127 leaves, or 127 on
         the errors of a linear model. From there to 50,000 rows,
         randomised trees are added, whose spread tells whether rows nearby agree. Their weight is
