@@ -180,7 +180,7 @@ class AutoBase:
         if _is_numeric(X):
             numbers = {"dtype": np.float64, "ensure_all_finite": "allow-nan"}
             X = validated(self, X, reset=False, **numbers)
-            return self._encoder.transform(X)
+            return self._encoder.transform(X, validated=True)
         encoded = self._encoder.transform(X)
         validated(self, X, reset=False, skip_check_array=True)
         return encoded

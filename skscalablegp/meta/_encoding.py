@@ -106,12 +106,15 @@ class TableEncoder:
             self.source_ += [j] * len(column.names)
         return self
 
-    def transform(self, X) -> np.ndarray:
+    def transform(self, X, validated: bool = False) -> np.ndarray:
         """The encoded table.
 
         Parameters
         ----------
         X : data frame or array-like of shape (n_samples, n_features)
+        validated : bool, default=False
+            Whether X is a float64 array that scikit-learn has validated. A second check of a single
+            row takes a tenth of the time of its prediction.
 
         Returns
         -------
@@ -119,7 +122,8 @@ class TableEncoder:
             Of type float64, without NaN and infinity. A float64 array of numbers, fitted and
             transformed without missing entries, is returned itself.
         """
-        X, _ = _checked(X)
+        if not validated:
+            X, _ = _checked(X)
         if X.shape[1] != self.n_features_in_:
             raise ValueError(
                 f"X has {X.shape[1]} features, but TableEncoder is expecting"

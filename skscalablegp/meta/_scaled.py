@@ -148,6 +148,9 @@ class ScaledPosterior(Posterior):
         self.width = 1000
 
     def mean(self, X: Float[Tensor, "m d"]) -> Float[Tensor, "m 1"]:
+        process, rows = self._scaled.process(X.numpy())
+        if process is not None:
+            return torch.as_tensor(process.mean(process.validated(rows)))
         mean = np.asarray(self._scaled.inner.predict(X.numpy()), np.float64)
         return torch.as_tensor(mean)[:, None]
 
