@@ -527,7 +527,13 @@ def _generator(gpu: SimulatedDevice) -> Callable:
     """`torch.Generator`, which also makes generators of the device."""
     original = torch.Generator
 
-    class Generator(original):
+    class AnyGenerator(type(original)):
+        """Generators that were made before the block, too, are what signatures ask for."""
+
+        def __instancecheck__(cls, value):
+            return isinstance(value, original)
+
+    class Generator(original, metaclass=AnyGenerator):
         def __new__(cls, device="cpu"):
             if not gpu.is_here(device):
                 return original()

@@ -198,7 +198,7 @@ class LOVEPredictor(MetaRegressorBase):
             else:
                 inner = self._fitted(X, y, noise_variance, held, probes, run)
             form = _form(inner)
-            run.device = form.below.device
+            run.device = inner._fit_device()
             run.chose("dtype", _dtype(inner), "the regressor's")
             why = "from half of the full rank on exact variances cost as much"
             run.chose("max_variance_rank", min(AUTO_RANK, form.full // 2), why)

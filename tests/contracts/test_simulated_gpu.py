@@ -20,8 +20,8 @@ from skscalablegp import NNGPRegressor
 
 pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
 
-# One row of each class, with the settings that reach its method; grids are always on the CPU.
-METHODS = [row for row in ROWS if row.stands_for_its_class and row.name not in ("kissgp", "love")]
+# One row of each class, with the settings that reach its method.
+METHODS = [row for row in ROWS if row.stands_for_its_class]
 
 
 @once_a_family

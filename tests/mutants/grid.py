@@ -11,16 +11,16 @@ MUTANTS = [
     (
         "the trace of the gradient has another sign",
         PRODUCTS,
-        "value = value - 0.5 * t / s",
-        "value = value + 0.5 * t / s",
+        "return 0.5 * fit - 0.5 * t / s",
+        "return 0.5 * fit + 0.5 * t / s",
         KISS,
         True,
     ),
     (
         "the noise's gradient lacks its trace",
         PRODUCTS,
-        "0.5 * (squares - t * trace) * white",
-        "0.5 * squares * white",
+        "d_noise = 0.5 * (squares - t * trace)",
+        "d_noise = 0.5 * squares",
         KISS,
     ),
     (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import reduce
 
@@ -13,7 +14,9 @@ from torch import Tensor
 
 from ..._validation import check_memory
 from ...kernels import MAX_POWER, Node, Term, TorchKernel
+from ...linalg.operators import slope
 from ._grid import Grid, keys_weights
+from ._sparse import CPU
 
 # Smallest noise variance, as a share of the prior variance. A smaller one is raised and reported.
 SMALLEST_NOISE = 1e-9
@@ -57,6 +60,9 @@ class GridKernel:
     grid : Grid
     memory_budget : float or None, default=None
         Bytes that `factor` may take; the machine's free memory counts in any case.
+    device : torch.device, default=cpu
+        Device of everything that is as large as the grid. The kernel is evaluated along the axes,
+        and its matrices there are decomposed, on the CPU.
 
     Raises
     ------
@@ -64,9 +70,16 @@ class GridKernel:
         For a kernel that is not stationary, or not a product over the columns.
     """
 
-    def __init__(self, kernel: TorchKernel, grid: Grid, memory_budget: float | None = None):
+    def __init__(
+        self,
+        kernel: TorchKernel,
+        grid: Grid,
+        memory_budget: float | None = None,
+        device: torch.device = CPU,
+    ):
         self.kernel = kernel
         self.grid = grid
+        self.device = device
         self._budget = memory_budget
         self._products = kernel.node.products()
         # Including factors of the noise, which are in no product.
@@ -87,11 +100,62 @@ class GridKernel:
 
     def columns(self, theta: Float[Tensor, " p"]) -> list[list[list[Tensor]]]:
         """First columns of the Toeplitz factors, by component, term and axis; differentiable."""
+        return self._nested(self._flat(theta).to(self.device, non_blocking=True))
+
+    def _flat(self, theta: Float[Tensor, " p"]) -> Float[Tensor, " s"]:
+        """All numbers of these columns, on the CPU."""
         out = []
         for axes in self.grid.components:
             lags = [axis.step * np.arange(axis.size) for axis in axes]
-            out.append(self._terms(theta, axes, lags))
+            out += [column for values in self._terms(theta, axes, lags) for column in values]
+        return torch.cat(out)
+
+    def _nested(self, flat: Float[Tensor, " s"]) -> list[list[list[Tensor]]]:
+        """The columns that `flat` has one after the other."""
+        out, start = [], 0
+        for shape in self.grid.shapes:
+            terms = []
+            for _ in range(1 if len(shape) == 1 else max(1, len(self._products))):
+                values = []
+                for size in shape:
+                    values.append(flat[start : start + size])
+                    start += size
+                terms.append(values)
+            out.append(terms)
         return out
+
+    def slope(
+        self,
+        theta: Float[Tensor, " p"],
+        parts: list[Callable[[list], Tensor]],
+        d_noise: Tensor | float,
+        raised: bool,
+    ) -> Float[Tensor, " p"]:
+        """The gradient in theta of a sum of functions of `columns` and of d_noise times the noise.
+
+        The functions are differentiated one after the other, which bounds the memory. One copy to
+        a device and one from there.
+
+        Parameters
+        ----------
+        theta : Tensor of shape (p,)
+        parts : list of callable
+        d_noise : Tensor or float
+            The derivative in the noise variance.
+        raised : bool
+            Whether the noise is the smallest one, which depends on the prior variance.
+        """
+        with torch.enable_grad():
+            theta = theta.clone().requires_grad_(True)
+            flat = self._flat(theta)
+            at = flat.detach().to(self.device, non_blocking=True).requires_grad_(True)
+            total = torch.zeros_like(at)
+            for part in parts:
+                total += slope(part(self._nested(at)), at)
+            number = torch.as_tensor(d_noise, dtype=total.dtype, device=total.device)
+            found = torch.cat([total, number[None]]).cpu()
+            noise = self.raised(theta) if raised else self.noise(theta)
+            return slope((found[:-1] * flat).sum() + found[-1] * noise, theta)
 
     def _terms(self, theta: Tensor, axes: tuple, lags: list[np.ndarray]) -> list[list[Tensor]]:
         """k at lags along each axis, by term; the amplitude is in the first axis."""
@@ -122,7 +186,7 @@ class GridKernel:
 
     def prior(self, theta: Float[Tensor, " p"]) -> Float[Tensor, ""]:
         """The prior variance of a point, summed over components."""
-        columns = self.columns(theta)
+        columns = self._nested(self._flat(theta))
         return sum(math.prod(c[0] for c in values) for terms in columns for values in terms)
 
     def raised(self, theta: Float[Tensor, " p"]) -> Float[Tensor, ""]:
@@ -135,13 +199,17 @@ class GridKernel:
 
     def quadratic(self, theta: Float[Tensor, " p"], V: Float[Tensor, "m s"]) -> Float[Tensor, ""]:
         """tr(V' Kuu V), differentiable in theta."""
-        return (V * self.matmul(theta, V)).sum()
+        return quadratic_form(self.columns(theta), self.grid, V)
 
     def trace_with(self, theta: Float[Tensor, " p"], sums: list[Tensor]) -> Float[Tensor, ""]:
         """tr(G Kuu) from the `offset_sums` of each component's block of G, differentiable."""
-        steps = (torch.arange(7) - 3).abs()
-        total = torch.zeros((), dtype=torch.float64)
-        for terms, weights in zip(self.columns(theta), sums, strict=True):
+        return self.trace(self.columns(theta), sums)
+
+    def trace(self, columns: list, sums: list[Tensor]) -> Float[Tensor, ""]:
+        """`trace_with` from the columns."""
+        steps = (torch.arange(7, device=self.device) - 3).abs()
+        total = torch.zeros((), dtype=torch.float64, device=self.device)
+        for terms, weights in zip(columns, sums, strict=True):
             for values in terms:
                 left = weights
                 for column in values:
@@ -163,12 +231,12 @@ class GridKernel:
         """
         cuts = self.cuts(theta, tol)
         m, r = self.n_points, sum(cut.rank for terms in cuts for cut in terms)
-        F = torch.zeros(m, r, dtype=torch.float64)
+        F = torch.zeros(m, r, dtype=torch.float64, device=self.device)
         done, columns = 0, []
         for terms, shape, start in zip(cuts, self.grid.shapes, self.grid.starts, strict=True):
             for cut in terms:
                 columns.append(slice(done, done + cut.rank))
-                F[start : start + math.prod(shape), columns[-1]] = cut.factor()
+                F[start : start + math.prod(shape), columns[-1]] = cut.factor(self.device)
                 done += cut.rank
         return GridFactor(F, columns)
 
@@ -180,7 +248,7 @@ class GridKernel:
         MemoryError
             For a factor that does not fit; the message names its rank and how to reduce it.
         """
-        columns = self.columns(theta)
+        columns = self._nested(self._flat(theta))
         n_terms = sum(len(terms) for terms in columns)
         cuts = [[_Cut(values, tol / n_terms) for values in terms] for terms in columns]
         m, r = self.n_points, sum(cut.rank for terms in cuts for cut in terms)
@@ -211,7 +279,7 @@ class GridKernel:
         positive. O(m r) a row.
         """
         terms = [row for rows in self._rows_by_term(theta, X) for row in rows]
-        out = torch.empty(len(X), factor.F.shape[1], dtype=torch.float64)
+        out = factor.F.new_empty(len(X), factor.F.shape[1])
         for row, dual, columns in zip(terms, self.duals(factor), factor.columns, strict=True):
             out[:, columns] = row @ dual
         return out
@@ -241,9 +309,10 @@ class GridKernel:
                 weights.append(torch.from_numpy(keys_weights(v)))
             terms = []
             for values in self._terms(theta, axes, lags):
-                row = torch.ones(len(X), 1, dtype=torch.float64)
+                row = torch.ones(len(X), 1, dtype=torch.float64, device=self.device)
                 for weight, value in zip(weights, values, strict=True):
                     along = torch.einsum("sp,spm->sm", weight, value)
+                    along = along.to(self.device, non_blocking=True)
                     row = (row[:, :, None] * along[:, None, :]).flatten(1)
                 terms.append(row)
             parts.append(terms)
@@ -252,7 +321,10 @@ class GridKernel:
     def cross(
         self, theta: Float[Tensor, " p"], X: np.ndarray, Z: np.ndarray | None = None
     ) -> Tensor:
-        """W_x K W_z' on an infinite grid for all pairs of rows, or for equal rows without Z."""
+        """W_x K W_z' on an infinite grid for all pairs of rows, or for equal rows without Z.
+
+        On the CPU, because it depends on the rows and not on the grid.
+        """
         shape = [] if Z is None else [len(Z)]
         step = max(1, _BLOCK_PAIRS // max([1, *shape]))
         parts = [self._pairs(theta, X[k : k + step], Z) for k in range(0, len(X), step)]
@@ -293,6 +365,11 @@ def apply_columns(columns: list, grid: Grid, V: Float[Tensor, "m s"]) -> Float[T
         part = V[start : start + math.prod(shape)]
         out.append(sum(kronecker_matmul(values, part) for values in terms))
     return torch.cat(out)
+
+
+def quadratic_form(columns: list, grid: Grid, V: Float[Tensor, "m s"]) -> Float[Tensor, ""]:
+    """tr(V' Kuu V) from the first columns of its Toeplitz factors."""
+    return (V * apply_columns(columns, grid, V)).sum()
 
 
 def toeplitz(column: Float[Tensor, " m"]) -> Float[Tensor, "m m"]:
@@ -336,12 +413,13 @@ class _Cut:
         self._places, self._values = _kept([values for values, _ in self._pairs], tol)
         self.rank = len(self._places)
 
-    def factor(self) -> Float[Tensor, "m r"]:
+    def factor(self, device: torch.device) -> Float[Tensor, "m r"]:
         shape = [len(values) for values, _ in self._pairs]
         where = np.unravel_index(self._places.numpy(), shape)
-        block = self._values.sqrt()[None]
+        block = self._values.sqrt()[None].to(device, non_blocking=True)
         for (_, vectors), chosen in zip(self._pairs, where, strict=True):
-            block = (block[:, None, :] * vectors[:, torch.from_numpy(chosen)][None]).flatten(0, 1)
+            along = vectors[:, torch.from_numpy(chosen)].to(device, non_blocking=True)
+            block = (block[:, None, :] * along[None]).flatten(0, 1)
         return block
 
 

@@ -175,8 +175,9 @@ class KISSGPRegressor(GPRegressorBase):
         Memory that matrices may take, in bytes; "auto" uses what the machine has free. The largest
         are those of the grid.
     device : str, default="auto"
-        Device on which the fit runs; "auto" uses CUDA where it is available. Computations on a grid
-        always run on the CPU; another device has no effect.
+        Device on which the fit runs; "auto" uses CUDA where it is available. Rows are read and
+        located in the grid, and a network is trained, on the CPU; all else that is as large as the
+        grid is on the device.
     dtype : {"auto", "float32", "float64"}, default="auto"
         Precision of the matrix products in training. It has no effect here: sums on a grid are
         always in float64, and a network is trained in float32.
@@ -227,7 +228,7 @@ class KISSGPRegressor(GPRegressorBase):
         How the fit ended, the choices for "auto" with their reasons, seconds by stage, the jitter
         added to the noise, and ``grid_rank``, the numerical rank of Kuu.
     device_, dtype_ : str
-        "cpu" and "float64".
+        The device of what is as large as the grid, and "float64".
     n_features_in_ : int
         Number of columns of X.
     feature_names_in_ : ndarray of shape (d,)
@@ -331,7 +332,6 @@ class KISSGPRegressor(GPRegressorBase):
             plan = plan_method(self, len(table.X), stream=stream)
             run.follow(plan)
             run.priors = plan.priors.value
-            run.device = torch.device("cpu")
             run.computes_in_float64("sums on a grid need it")
             if plan.exact_instead:
                 kernel = self._compile_kernel(table, run)
@@ -413,7 +413,7 @@ class KISSGPRegressor(GPRegressorBase):
 
     def _with_rank(self, kernel: TorchKernel, grid: Grid) -> tuple[GridKernel, int]:
         """The kernel on the grid, and the rank of its covariance if that is factorised."""
-        on_grid = GridKernel(kernel, grid, self._budget())
+        on_grid = GridKernel(kernel, grid, self._budget(), self._fit_device())
         return on_grid, 0 if self.solver == "cg" else check_rank(on_grid, kernel.theta0)
 
     def _from_start(
@@ -443,7 +443,7 @@ class KISSGPRegressor(GPRegressorBase):
         if self.solver == "cg":
             probes = RowProbes(on_grid.grid, X, known, run.generator)
         if len(X) < rank and len(X) * on_grid.n_points <= _FEW_NUMBERS:
-            few = FewRows.of(on_grid.grid, X, Y, known)
+            few = FewRows.of(on_grid.grid, X, Y, known, on_grid.device)
         return GridProblem.make(on_grid, training, len(X), probes, few), rows
 
     def _settings(self) -> StageSettings:
@@ -480,8 +480,8 @@ class KISSGPRegressor(GPRegressorBase):
         few, theta = found
         with checking(run):
             exact = left_out(few, theta).unexplained
-            error = few.Y - self._remembered().mean(torch.as_tensor(some.X))
-            own = float(error.square().mean() / few.Y.var(0, correction=0).mean())
+            error = few.Y.cpu() - self._remembered().mean(torch.as_tensor(some.X))
+            own = float(error.square().mean() / few.Y.cpu().var(0, correction=0).mean())
             if own > _INTERACTIONS * exact:
                 run.advise_other_model(
                     f"columns interact. The sum of functions of one column each leaves {own:.2g} "
@@ -557,7 +557,6 @@ class KISSGPRegressor(GPRegressorBase):
         if not hasattr(self, "n_iter_"):
             return self._fit(X, y, noise_variance, stream=True)
         with FitRun(self) as run:
-            run.device = torch.device("cpu")
             X, Y, known = self._read_more(X, y, noise_variance, run)
             run.ended("converged", n_iter=1, because="the rows are added; the kernel stays")
             if self._exact is not None:
@@ -640,7 +639,8 @@ class KISSGPRegressor(GPRegressorBase):
             return float(kernel.noise(theta)), float(kernel.prior(theta))
 
     def _problem(self, probes: Any = None) -> GridProblem:
-        kernel = GridKernel(self._trained_kernel(), self.grid_, self._budget())
+        device = self._fit_device()
+        kernel = GridKernel(self._trained_kernel(), self.grid_, self._budget(), device)
         return GridProblem.make(kernel, self._kept, self._kept.moments.n, probes)
 
     def _build_posterior(self, probes: Any = None) -> Posterior:

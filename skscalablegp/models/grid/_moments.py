@@ -16,6 +16,7 @@ from torch import Tensor
 from ...linalg.parallel import map_in_order
 from ._grid import Grid, outer, powers
 from ._polynomials import cell_places, gram_stencil, spread, stencil_matrix
+from ._sparse import SentMoments
 
 # There is a misfit if the mean squared residual, in units of the noise, exceeds this. It is usually
 # below 1.
@@ -69,21 +70,28 @@ class GridMoments:
         return GridMoments(gram, rhs, self.total, self.n)
 
 
-def misfit(first: GridMoments, mean: np.ndarray, D: float, jitter: float) -> float:
+def missed_sum(moments: SentMoments, mean: Float[Tensor, "m t"]) -> Float[Tensor, ""]:
+    """The sum of squared residuals of the rows from a mean on the grid, divided by the noise."""
+    product = (mean * (moments.gram @ mean)).sum() - 2 * (moments.rhs * mean).sum()
+    return moments.total + product
+
+
+def misfit(moments: SentMoments, missed: float, t: int, jitter: float) -> float:
     """Mean squared residual of the rows from a mean on the grid, beyond the noise.
 
     Parameters
     ----------
-    first : GridMoments
-        Moments with weights 1 / D.
-    mean : ndarray of shape (m, t)
-    D : float
-        Harmonic mean of the rows' noise; if it is unknown (NaN), the misfit is 0.
+    moments : SentMoments
+        Moments with weights 1 / D. If the harmonic mean of D is unknown (NaN), the misfit is 0.
+    missed : float
+        The `missed_sum` of that mean.
+    t : int
+        Number of targets.
     jitter : float
         The part of D that was added for numerical reasons.
     """
-    missed = first.total.sum() - 2 * (first.rhs * mean).sum() + (mean * (first.gram @ mean)).sum()
-    explained, mean_square = max(D - jitter, 0.0), float(missed) * D / (first.n * mean.shape[1])
+    D = moments.n / moments.inverse
+    explained, mean_square = max(D - jitter, 0.0), missed * D / (moments.n * t)
     return mean_square - explained if mean_square > _MISFIT * explained else 0.0
 
 
@@ -151,13 +159,6 @@ def _weights(grid, X, weights, part):
     """W and W' C of some rows."""
     W = grid.interpolate(X)
     return W, (W if weights is None else W * weights[part][:, None]).T.tocsr()
-
-
-def times(gram: scipy.sparse.csr_array | np.ndarray, V: Float[Tensor, "m s"]) -> Tensor:
-    """The product of a Gram matrix with vectors."""
-    if isinstance(gram, np.ndarray):
-        return torch.from_numpy(gram) @ V
-    return torch.from_numpy(gram @ V.numpy())
 
 
 def _polynomial_sums(axes, X, Y, weights):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,12 +15,12 @@ from torch import Tensor
 
 from ...core.data import Table
 from ...linalg.gradients import GPProblem, GradientEstimate, GradientEstimator
-from ...linalg.operators import slope
 from ...linalg.solvers import cholesky_with_jitter
 from ._grid import Grid
-from ._grid_kernel import SMALLEST_NOISE, GridFactor, GridKernel
-from ._moments import GridMoments, grid_moments, misfit, times
+from ._grid_kernel import SMALLEST_NOISE, GridFactor, GridKernel, quadratic_form
+from ._moments import GridMoments, grid_moments, misfit, missed_sum
 from ._polynomials import offset_sums
+from ._sparse import CPU, SentMoments
 
 # Allowed error from leaving out the smallest eigenvalues of the grid's covariance: in nats, by a
 # bound that in practice is about a hundred times too large, and as a share of the prior variance.
@@ -80,6 +81,10 @@ class SummedRows(ABC):
     def at(self, noise: float) -> NoisyMoments:
         """The moments when the white noise `noise` is added to the known noise of every row."""
 
+    def sent(self, noise: float, device: torch.device, kept: dict[str, SentMoments]) -> SentMoments:
+        """The same on a device; what does not depend on the noise is sent once, and `kept`."""
+        return SentMoments.of(self.at(noise), device)
+
     @abstractmethod
     def settled(self, white: float, prior: float) -> KeptRows:
         """The sums that a fitted model stores, given the white noise and the prior variance."""
@@ -130,6 +135,14 @@ class CommonNoise(KeptRows):
         second = GridMoments(None, first.rhs / D, first.total / D, n)
         sums = [torch.from_numpy(part / D) for part in self._sums]
         return NoisyMoments(first, second, sums, n * math.log(D), n / D)
+
+    def sent(self, noise, device, kept):
+        if "rows" not in kept:
+            sums = [torch.from_numpy(part) for part in self._sums]
+            alone = NoisyMoments(self.moments, self.moments, sums, 0.0, 1.0)
+            kept["rows"] = SentMoments.of(alone, device)
+        D = noise + self.smallest
+        return kept["rows"].divided(D, self.moments.n * math.log(D))
 
     def moved(self, numbers: np.ndarray, grid: Grid) -> KeptRows:
         return CommonNoise(self.moments.moved(numbers, grid.n_points), grid, self.smallest)
@@ -249,9 +262,17 @@ class FewRows:
     known: Float[Tensor, " n"]
 
     @classmethod
-    def of(cls, grid: Grid, X: np.ndarray, Y: np.ndarray, known: np.ndarray) -> FewRows:
+    def of(
+        cls,
+        grid: Grid,
+        X: np.ndarray,
+        Y: np.ndarray,
+        known: np.ndarray,
+        device: torch.device = CPU,
+    ) -> FewRows:
         weights = torch.from_numpy(grid.interpolate(X).toarray()).T.contiguous()
-        return cls(weights, torch.from_numpy(Y).double(), torch.from_numpy(known).double())
+        parts = weights, torch.from_numpy(Y).double(), torch.from_numpy(known).double()
+        return cls(*(part.to(device, non_blocking=True) for part in parts))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -268,6 +289,8 @@ class GridProblem(GPProblem):
         Random vectors over the rows, for ``solver="cg"``.
     few : FewRows or None
         The rows themselves, if training with them costs less than with the grid's covariance.
+    sent : dict
+        What `SummedRows.sent` keeps.
     """
 
     has_rows = False
@@ -276,6 +299,7 @@ class GridProblem(GPProblem):
     rows: SummedRows = field(repr=False)
     probes: Any = field(default=None, repr=False)
     few: FewRows | None = field(default=None, repr=False)
+    sent: dict[str, SentMoments] = field(default_factory=dict, repr=False)
 
     @classmethod
     def make(
@@ -293,13 +317,14 @@ class GridProblem(GPProblem):
 
 def raised_noise(
     problem: GridProblem, theta: Float[Tensor, " p"]
-) -> tuple[float, float, NoisyMoments]:
+) -> tuple[float, float, SentMoments]:
     """The white noise plus jitter, the jitter, and the moments at this noise."""
     kernel = problem.grid_kernel
     with torch.no_grad():
         noise = float(kernel.noise(theta))
         jitter = problem.rows.jitter(noise, float(kernel.prior(theta)))
-    return noise + jitter, jitter, problem.rows.at(noise + jitter)
+    moments = problem.rows.sent(noise + jitter, kernel.device, problem.sent)
+    return noise + jitter, jitter, moments
 
 
 @dataclass(frozen=True, eq=False)
@@ -370,27 +395,33 @@ def grid_marginal_likelihood(
     with torch.no_grad():
         _, jitter, moments = raised_noise(problem, theta)
         prior = float(kernel.prior(theta))
-        G, n = moments.first.gram, moments.first.n
-        norm = float(abs(G).sum(0).max())
+        G, n = moments.gram, moments.n
         # Leaving out a part R changes log|H| by at most tr(G R) <= norm tr(R).
-        tol = min(_CUT_NATS / norm, _CUT_VARIANCE * prior * kernel.n_points)
+        tol = min(_CUT_NATS / G.norm(), _CUT_VARIANCE * prior * kernel.n_points)
         factor = kernel.factor(theta, tol)
         F = factor.F
-        P = times(G, F)
+        P = G @ F
         A = F.T @ P
         A = (A + A.T) / 2
-        L, _ = cholesky_with_jitter(A + torch.eye(len(A), dtype=A.dtype))
-        b = torch.from_numpy(moments.first.rhs)
+        M = A.clone()
+        M.diagonal().add_(1)
+        L, _ = cholesky_with_jitter(M)
+        b = moments.rhs
         t = b.shape[1]
         a = F.T @ b
         alpha = torch.cholesky_solve(a, L)
-        quadratic = float(moments.first.total.sum() - (a * alpha).sum())
-        log_det = moments.log_det + 2 * float(L.diagonal().log().sum())
+        left = missed_sum(moments, F @ alpha)
+        # One copy from a device for all numbers.
+        explained, half_log_det, left = torch.stack(
+            [(a * alpha).sum(), L.diagonal().log().sum(), left]
+        ).tolist()
+        quadratic = moments.total - explained
+        log_det = moments.log_det + 2 * half_log_det
     value = -0.5 * (quadratic + t * log_det + n * t * math.log(2 * math.pi))
     grad = None
     if eval_gradient:
         grad = _gradient(kernel, theta, moments, F, P, L, alpha, jitter)
-    missed = misfit(moments.first, (F @ alpha).numpy(), n / moments.inverse, jitter)
+    missed = misfit(moments, left, t, jitter)
     return GridEvaluation(value, grad, factor, A, L, alpha, jitter, missed)
 
 
@@ -418,16 +449,24 @@ def few_rows_gradient(problem: GridProblem, theta: Float[Tensor, " p"]) -> Gradi
         H.diagonal().add_(rows.known + noise + jitter)
         L, _ = cholesky_with_jitter(H)
         alpha = torch.cholesky_solve(rows.Y, L)
-        root = torch.linalg.solve_triangular(L, torch.eye(n, dtype=L.dtype), upper=False)
-        log_det = 2 * float(L.diagonal().log().sum())
-        value = -0.5 * (float((rows.Y * alpha).sum()) + t * (log_det + n * math.log(2 * math.pi)))
-        d_noise = 0.5 * float(alpha.square().sum() - t * root.square().sum())
-    with torch.enable_grad():
-        theta = theta.clone().requires_grad_(True)
-        raised = kernel.raised(theta) if jitter > 0 else kernel.noise(theta)
-        fit = kernel.quadratic(theta, rows.weights @ alpha)
-        surprise = kernel.quadratic(theta, rows.weights @ root.T)
-        grad = slope(d_noise * raised + 0.5 * (fit - t * surprise), theta)
+        eye = torch.eye(n, dtype=L.dtype, device=L.device)
+        root = torch.linalg.solve_triangular(L, eye, upper=False)
+        quadratic, half_log_det, squares, traced = torch.stack(
+            [
+                (rows.Y * alpha).sum(),
+                L.diagonal().log().sum(),
+                alpha.square().sum(),
+                root.square().sum(),
+            ]
+        ).tolist()
+        value = -0.5 * (quadratic + t * (2 * half_log_det + n * math.log(2 * math.pi)))
+        d_noise = 0.5 * (squares - t * traced)
+
+    def surrogate(columns: list) -> Tensor:
+        fit = quadratic_form(columns, kernel.grid, rows.weights @ alpha)
+        return 0.5 * (fit - t * quadratic_form(columns, kernel.grid, rows.weights @ root.T))
+
+    grad = kernel.slope(theta, [surrogate], d_noise, raised=jitter > 0)
     return GradientEstimate(grad, value, None, jitter)
 
 
@@ -450,26 +489,29 @@ def _gradient(kernel, theta, moments, F, P, L, alpha, jitter) -> Float[Tensor, "
     """dL/dKuu = (u u' - t (G - P M^-1 P')) / 2; dL/dnoise = (v'v - t tr H^-1) / 2, v = H^-1 y."""
     t = alpha.shape[1]
     with torch.no_grad():
-        u = torch.from_numpy(moments.first.rhs) - P @ alpha
-        second = moments.second
-        if second.gram is None:
+        u = moments.rhs - P @ alpha
+        if moments.second_gram is None:
             # With equal noise the second moments are multiples of the first.
-            ratio = moments.inverse / second.n
-            inner = (L @ L.T - torch.eye(len(L), dtype=L.dtype)) * ratio
+            inner = L @ L.T
+            inner.diagonal().sub_(1)
+            inner *= moments.inverse / moments.n
         else:
-            inner = F.T @ times(second.gram, F)
-        b2 = F.T @ torch.from_numpy(second.rhs)
-        squares = second.total.sum() - 2 * (alpha * b2).sum() + (alpha * (inner @ alpha)).sum()
+            inner = F.T @ (moments.second_gram @ F)
+        b2 = F.T @ moments.second_rhs
+        squares = moments.second_total - 2 * (alpha * b2).sum() + (alpha * (inner @ alpha)).sum()
         trace = moments.inverse - torch.cholesky_solve(inner, L).trace()
         d_noise = 0.5 * (squares - t * trace)
         explained = torch.linalg.solve_triangular(L, P.T, upper=False).T
-    with torch.enable_grad():
-        theta = theta.clone().requires_grad_(True)
-        # Raised noise depends on the prior variance instead of the white noise.
-        raised = kernel.raised(theta) if jitter > 0 else kernel.noise(theta)
-        surrogate = d_noise * raised - 0.5 * t * kernel.trace_with(theta, moments.sums)
-        grad = slope(surrogate + 0.5 * kernel.quadratic(theta, u), theta)
-        # Block by block, because autograd keeps several copies.
-        for block in explained.split(max(1, _BLOCK_NUMBERS // len(explained)), 1):
-            grad += slope(0.5 * t * kernel.quadratic(theta, block), theta)
-    return grad
+    # Block by block, because autograd keeps several copies.
+    blocks = explained.split(max(1, _BLOCK_NUMBERS // len(explained)), 1)
+    parts = [partial(_of_block, kernel, V, 0.5 * t) for V in blocks]
+    parts += [partial(_of_block, kernel, u, 0.5)]
+    parts += [lambda columns: -0.5 * t * kernel.trace(columns, moments.sums)]
+    return kernel.slope(theta, parts, d_noise, raised=jitter > 0)
+
+
+def _of_block(
+    kernel: GridKernel, V: Float[Tensor, "m s"], weight: float, columns: list
+) -> Float[Tensor, ""]:
+    """A multiple of tr(V' Kuu V)."""
+    return weight * quadratic_form(columns, kernel.grid, V)

@@ -99,8 +99,6 @@ def plan_method(params: Any, n: int, *, stream: bool = False) -> MethodPlan:
             f"solver={params.solver!r} is unknown on a grid: use 'auto', 'cholesky' or 'cg'."
         )
     ignored = {}
-    if params.device not in ("auto", "cpu"):
-        ignored = ignore("device", because="grids are computed on the CPU")
     if params.feature_extractor is None:
         ignored |= ignore("activation", "max_epochs", because="there is no network")
     elif callable(params.feature_extractor):

@@ -22,6 +22,7 @@ from ...core.posteriors import (
 from ._grid_kernel import GridKernel
 from ._module import Covariances, GridDraws, GridModule, Interpolation, Outside, Polynomials
 from ._polynomials import cell_polynomials, local_polynomials, value_polynomials
+from ._sparse import CPU, SparseMatrix
 
 # Bytes of k(x, grid) for a block of rows outside the grid.
 _BLOCK_BYTES = 2**26
@@ -53,6 +54,9 @@ class GridPosterior(Posterior):
     g' cov(z) g. No term is larger than the prior, so that little precision is lost. Such a row
     costs O(m r) and is always exact.
 
+    Rows are located in the grid on the CPU, where predictions end. What is as large as the grid is
+    on the device of its kernel.
+
     Parameters
     ----------
     grid_kernel : GridKernel
@@ -63,7 +67,7 @@ class GridPosterior(Posterior):
         The factors of the likelihood at theta, or a `ProductEvaluation`.
     """
 
-    dtype, device = torch.float64, torch.device("cpu")
+    dtype, device = torch.float64, CPU
 
     def __init__(self, grid_kernel: GridKernel, theta: Float[Tensor, " p"], evaluation: Any):
         self.grid_kernel, self.theta, self.evaluation = grid_kernel, theta, evaluation
@@ -93,7 +97,7 @@ class GridPosterior(Posterior):
     def functions(self, n_samples: int, generator: torch.Generator) -> nn.Module:
         """W_x F z for draws of the coordinates z; beyond the grid, what z determines there."""
         kernel, (r, t) = self.grid_kernel, self.weights.shape
-        eps = normal(r, t * n_samples, generator=generator)
+        eps = normal(r, t * n_samples, generator=generator).to(self.weights.device)
         apart = inverse_root(self.evaluation.cholesky) @ eps
         z = (self.weights[:, :, None] + apart.reshape(r, t, n_samples)).flatten(1)
         values = Interpolation(self.evaluation.factor.F @ z, kernel.grid)
@@ -128,7 +132,8 @@ class GridPosterior(Posterior):
 
     def root_variance(self, X: Float[Tensor, "n d"]) -> Float[Tensor, " n"]:
         """Variances of rows inside the grid without polynomials."""
-        return self._whitened(self.interpolate(X.numpy(), self.evaluation.factor.F)).square().sum(1)
+        F = self.evaluation.factor.F
+        return self._whitened(self.interpolate(X.numpy(), F)).square().sum(1).cpu()
 
     # ------------------------------------------------------------------ caches
 
@@ -138,17 +143,23 @@ class GridPosterior(Posterior):
         return self.evaluation.factor.F @ self.weights
 
     @cached_property
+    def _mean_of_points(self) -> Float[Tensor, "m t"]:
+        """`mean_on_grid` on the CPU: a row takes only 4^d of its numbers."""
+        return self.mean_on_grid.cpu()
+
+    @cached_property
     def root(self) -> Float[Tensor, "m r"]:
         """E with E E' the posterior covariance of the grid's points."""
         return self._whitened(self.evaluation.factor.F)
 
     @cached_property
     def _sampling_root(self) -> tuple[Float[Tensor, "m k"], float]:
-        """S in single precision and a scale c, with c^2 S S' close to E E'.
+        """S in single precision and a scale c, with c^2 S S' close to E E'; on the CPU.
 
         S has the principal components of the root, without a share `_CUT_SHARE` of the trace.
         """
         values, vectors = torch.linalg.eigh(self.root.T @ self.root)
+        values = values.cpu()
         share = values.clamp_min(0).cumsum(0)
         kept = share > _CUT_SHARE * share[-1]
         scale = float(values.clamp_min(0)[-1]) ** 0.5
@@ -156,7 +167,8 @@ class GridPosterior(Posterior):
             return torch.zeros(len(self.root), 1), 1.0
         if 1e-12 < scale < 1e12:
             scale = 1.0  # such numbers fit into single precision
-        return (self.root @ vectors[:, kept] / scale).float(), scale
+        first = int(len(kept) - kept.sum())
+        return (self.root @ vectors[:, first:] / scale).float().cpu(), scale
 
     @property
     def _axes(self):
@@ -168,7 +180,7 @@ class GridPosterior(Posterior):
     @cached_property
     def _mean_polynomials(self) -> list[np.ndarray]:
         shape = [axis.size for axis in self._axes]
-        return [value_polynomials(mean.reshape(shape)) for mean in self.mean_on_grid.numpy().T]
+        return [value_polynomials(mean.reshape(shape)) for mean in self._mean_of_points.numpy().T]
 
     @cached_property
     def _variance_polynomials(self) -> np.ndarray:
@@ -192,14 +204,14 @@ class GridPosterior(Posterior):
         rows, inside = self._split(X)
         out = self._mean_inside(rows, inside)
         for part, g in self._outside(rows, inside):
-            out[part] = (g @ self.weights).numpy()
+            out[part] = (g @ self.weights).cpu().numpy()
         return torch.from_numpy(out)
 
     def moments(self, X: Float[Tensor, "n d"]) -> Moments:
         rows, inside = self._split(X)
         mean, variance = self._mean_inside(rows, inside), self._variance_inside(rows, inside)
         for part, g in self._outside(rows, inside):
-            mean[part] = (g @ self.weights).numpy()
+            mean[part] = (g @ self.weights).cpu().numpy()
             variance[part] = self._variance_outside(rows[part], g)
         return Moments(torch.from_numpy(mean), self._reported(variance), self.noise(X))
 
@@ -210,7 +222,7 @@ class GridPosterior(Posterior):
             for target, coefficients in enumerate(self._mean_polynomials):
                 out[inside, target] = cell_polynomials(self._axes, rows[inside], coefficients)
         else:
-            out[inside] = self.interpolate(rows[inside], self.mean_on_grid).numpy()
+            out[inside] = self.interpolate(rows[inside], self._mean_of_points).numpy()
         return out
 
     def _variance_inside(self, rows: np.ndarray, inside: np.ndarray) -> np.ndarray:
@@ -225,8 +237,8 @@ class GridPosterior(Posterior):
     def _variance_outside(self, rows: np.ndarray, g: Float[Tensor, "n r"]) -> np.ndarray:
         with torch.no_grad():
             own = self.grid_kernel.cross(self.theta, rows)
-        left = own - g.square().sum(1)
-        return (left + self._whitened(g).square().sum(1)).numpy()
+        left = own - g.square().sum(1).cpu()
+        return (left + self._whitened(g).square().sum(1).cpu()).numpy()
 
     # Rounding of variances, in units of that of the prior variance.
     _rounding = 1.0
@@ -241,19 +253,19 @@ class GridPosterior(Posterior):
         root = self._whitened(G)
         missed = self.evaluation.misfit * torch.eye(len(rows), dtype=torch.float64)
         if inside.all():
-            return root @ root.T + missed
+            return (root @ root.T).cpu() + missed
         inner, outer = (torch.from_numpy(np.flatnonzero(part)) for part in (inside, ~inside))
         g = torch.cat([g for _, g in self._outside(rows, inside)])
         with torch.no_grad():
             prior = self.grid_kernel.cross(self.theta, rows[~inside], rows[~inside])
-        left = prior - g @ g.T
+        left = prior - (g @ g.T).cpu()
         exact = self._whitened(g)
-        beside = root @ exact.T
+        beside = (root @ exact.T).cpu()
         covariance = torch.empty(len(rows), len(rows), dtype=torch.float64)
-        covariance[inner[:, None], inner] = root @ root.T
+        covariance[inner[:, None], inner] = (root @ root.T).cpu()
         covariance[inner[:, None], outer] = beside
         covariance[outer[:, None], inner] = beside.T
-        covariance[outer[:, None], outer] = exact @ exact.T + (left + left.T) / 2
+        covariance[outer[:, None], outer] = (exact @ exact.T).cpu() + (left + left.T) / 2
         return covariance + missed
 
     def sample(self, X, n_samples, random_state):
@@ -296,8 +308,8 @@ class GridPosterior(Posterior):
     # ------------------------------------------------------------------ parts
 
     def interpolate(self, rows: np.ndarray, V: Float[Tensor, "m s"]) -> Float[Tensor, "n s"]:
-        """W_x V."""
-        return torch.from_numpy(self.grid_kernel.grid.interpolate(rows) @ V.numpy())
+        """W_x V, on the device of V."""
+        return SparseMatrix(self.grid_kernel.grid.interpolate(rows), V.device) @ V
 
     def _whitened(self, G: Float[Tensor, "n r"]) -> Float[Tensor, "n r"]:
         """G L^-T: covariances with z, whitened by its exact posterior covariance."""
@@ -330,7 +342,7 @@ def covariance_stencil(root: Float[Tensor, "m r"], shape: list[int]) -> np.ndarr
     """Entries of E E' at offsets -3 to 3 along every axis, (points..., 7...); O(m r 7^d / 2)."""
     *lead, last = shape
     E = root.reshape(*shape, -1)
-    out = np.zeros((*shape, *[7] * len(shape)))
+    out = root.new_zeros(*shape, *[7] * len(shape))
     for offset in np.ndindex(*[7] * len(lead)):
         shift = [k - 3 for k in offset]
         if shift < [0] * len(lead) or any(abs(k) >= s for k, s in zip(shift, lead, strict=True)):
@@ -342,10 +354,14 @@ def covariance_stencil(root: Float[Tensor, "m r"], shape: list[int]) -> np.ndarr
         for start in range(0, last, _STENCIL_BLOCK):
             stop, first = min(start + _STENCIL_BLOCK, last), max(start - 3, 0)
             near = E[(*there, slice(first, stop + 3))]
-            pairs = (E[(*here, slice(start, stop))] @ near.mT).numpy()
+            pairs = E[(*here, slice(start, stop))] @ near.mT
             for k in range(-3, 4):
-                i = np.arange(max(start, -k), min(stop, last - k))
-                values = pairs[..., i - start, i + k - first]
-                out[(*here, i, *offset, k + 3)] = values
-                out[(*there, i + k, *mirror, 3 - k)] = values
-    return out
+                low, high = max(start, -k), min(stop, last - k)
+                if low >= high:
+                    continue
+                apart = start + k - first
+                diagonal = pairs.diagonal(apart, -2, -1)
+                values = diagonal.narrow(-1, low - start - max(0, -apart), high - low)
+                out[(*here, slice(low, high), *offset, k + 3)] = values
+                out[(*there, slice(low + k, high + k), *mirror, 3 - k)] = values
+    return out.cpu().numpy()

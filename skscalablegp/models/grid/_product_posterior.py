@@ -49,7 +49,7 @@ class ProductPosterior(GridPosterior):
 
     def __init__(self, grid_kernel, theta, evaluation: ProductEvaluation, dual=None):
         super().__init__(grid_kernel, theta, evaluation)
-        self.dual = dual
+        self.dual = None if dual is None else dual.to(grid_kernel.device)
 
     def low_rank_form(self) -> LowRankForm:
         return GridCaches(self)
@@ -81,7 +81,7 @@ class ProductPosterior(GridPosterior):
         return self.evaluation.operator.dual(self.dual)
 
     def root_variance(self, X: Float[Tensor, "n d"]) -> Float[Tensor, " n"]:
-        return self.interpolate(X.numpy(), self.root).square().sum(1)
+        return self.interpolate(X.numpy(), self.root).square().sum(1).cpu()
 
     def moments(self, X: Float[Tensor, "n d"]) -> Moments:
         return Moments(self.mean(X), self.variance(X), self.noise(X))
@@ -93,11 +93,11 @@ class ProductPosterior(GridPosterior):
         if self.dual is None:
             for k in range(0, len(rows), _COLUMNS):
                 left, right = self._explained(rows[k : k + _COLUMNS])
-                variance[k : k + _COLUMNS] -= (left * right).sum(1).numpy()
+                variance[k : k + _COLUMNS] -= (left * right).sum(1).cpu().numpy()
             return self._reported(variance)
         variance[inside] -= self._variance_inside(rows, inside)[inside]
         for part, row in self._outside(rows, inside):
-            variance[part] -= (row @ self.dual).square().sum(1).numpy()
+            variance[part] -= (row @ self.dual).square().sum(1).cpu().numpy()
         return self._reported(variance)
 
     def _explained(self, rows: np.ndarray) -> tuple[Tensor, Tensor]:
@@ -132,10 +132,10 @@ class ProductPosterior(GridPosterior):
             prior = self.grid_kernel.cross(self.theta, rows, rows)
             if self.dual is None:
                 left, right = self._explained(rows)
-                explained = left @ right.T
+                explained = (left @ right.T).cpu()
             else:
                 Y = self.grid_kernel.rows(self.theta, rows) @ self.dual
-                explained = Y @ Y.T
+                explained = (Y @ Y.T).cpu()
         missed = self.evaluation.misfit * torch.eye(len(rows), dtype=torch.float64)
         return prior - (explained + explained.T) / 2 + missed
 
@@ -147,7 +147,7 @@ class ProductPosterior(GridPosterior):
         that F leaves out is a share of the posterior's trace. O(m r k) for r columns of F.
         """
         if max(size for shape in self.grid_kernel.grid.shapes for size in shape) > _LONGEST_AXIS:
-            return self._range_root(), 1.0
+            return self._range_root().cpu(), 1.0
         with torch.no_grad():
             left = float(self.grid_kernel.prior(self.theta)) * self.grid_kernel.n_points
         smallest = _SMALLEST_SHARE * left
@@ -156,11 +156,11 @@ class ProductPosterior(GridPosterior):
                 with torch.no_grad():
                     F = self.grid_kernel.factor(self.theta, _CUT_SHARE * left).F
             except MemoryError:  # Rough kernels have factors of nearly full rank.
-                return self._range_root(), 1.0
+                return self._range_root().cpu(), 1.0
             S = self._conditioned(F)
             trace = max(float(S.square().sum()), smallest)
             if left <= trace:
-                return S.float(), 1.0
+                return S.float().cpu(), 1.0
             left = trace
 
     def _conditioned(self, F: Float[Tensor, "m r"]) -> Float[Tensor, "m r"]:
@@ -186,6 +186,7 @@ class ProductPosterior(GridPosterior):
         while True:
             rank = min(rank, m)
             Q = torch.randn(m, rank, generator=generator, dtype=torch.float64)
+            Q = Q.to(self.weights.device)
             Q = torch.linalg.qr(self._times(self._times(Q))).Q
             image = self._times(Q)
             inner = Q.T @ image
@@ -223,8 +224,8 @@ class GridCaches(LowRankForm):
     def _caches(self, held, probes, rank, most) -> Iterator[LowRank]:
         below, operator = self.below, self.below.evaluation.operator
         exact = below.variance(held)
-        start = torch.ones(self.full, 1, dtype=torch.float64)
-        U = P = torch.empty(self.full, 0, dtype=torch.float64)
+        start = torch.ones(self.full, 1, dtype=torch.float64, device=operator.device)
+        U = P = start[:, :0]
         while True:
             before = U.shape[1]
             U, P = _extended(operator, U, P, start, rank - before)

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from jaxtyping import Float
-from torch import Tensor
+from torch import Generator, Tensor
 
 from ...linalg.gradients import GradientEstimate, GradientEstimator
-from ...linalg.operators import SelfAdjointOperator, slope
+from ...linalg.operators import SelfAdjointOperator
 from ...linalg.solvers import (
     CG,
     Lanczos,
@@ -24,9 +24,10 @@ from ...linalg.solvers import (
     solve,
 )
 from ._grid import Grid
-from ._grid_kernel import GridKernel, apply_columns
-from ._moments import misfit, times
+from ._grid_kernel import GridKernel, apply_columns, quadratic_form
+from ._moments import misfit, missed_sum
 from ._objective import GridProblem, raised_noise
+from ._sparse import CPU, SparseMatrix
 
 # Relative residual of a solve in the norm of the prior, the smallest one that is ever asked for,
 # and the largest number of steps.
@@ -55,14 +56,14 @@ class GridOperator(SelfAdjointOperator):
     kernel : GridKernel
     theta : Tensor of shape (p,)
         Log hyperparameters, float64.
-    gram : csr_array of shape (m, m)
+    gram : SparseMatrix of shape (m, m)
         G.
     """
 
     threaded = True
 
-    def __init__(self, kernel: GridKernel, theta: Float[Tensor, " p"], gram):
-        super().__init__(kernel.n_points, torch.float64, torch.device("cpu"))
+    def __init__(self, kernel: GridKernel, theta: Float[Tensor, " p"], gram: SparseMatrix):
+        super().__init__(kernel.n_points, torch.float64, kernel.device)
         self._grid, self._gram = kernel.grid, gram
         with torch.no_grad():
             self._columns = kernel.columns(theta)
@@ -70,7 +71,7 @@ class GridOperator(SelfAdjointOperator):
     @property
     def sum_of_inverse_noise(self) -> float:
         """The sum of all entries of G, which is that of D^-1."""
-        return float(self._gram.sum())
+        return self._gram.sum()
 
     def dual(self, V: Float[Tensor, "m s"]) -> Float[Tensor, "m s"]:
         """K V."""
@@ -78,7 +79,7 @@ class GridOperator(SelfAdjointOperator):
 
     def gram(self, V: Float[Tensor, "m s"]) -> Float[Tensor, "m s"]:
         """G V."""
-        return times(self._gram, V)
+        return self._gram @ V
 
     def norms(self, V: Float[Tensor, "m s"]) -> Float[Tensor, " s"]:
         return (V * self.dual(V)).sum(0).clamp_min(0).sqrt()
@@ -108,7 +109,7 @@ class GridOperator(SelfAdjointOperator):
         summary : SolveSummary
             Its residual is relative and in the norm of K, its epochs are the steps.
         """
-        goal = (largest / self.norms(B)).clamp(_FINEST, _TOL)
+        goal = (largest / self.norms(B)).clamp(_FINEST, _TOL).cpu()
         stopping = RelativeResidual(goal) | MaxIterations(_MOST_PRODUCTS)
         solution = solve(self, B, CG(residual_refresh=None), stopping=stopping)
         residual, status = float(solution.residuals.max()), solution.status
@@ -155,18 +156,19 @@ class RowProbes:
     generator : Generator
     """
 
-    def __init__(self, grid: Grid, X: np.ndarray, known: np.ndarray, generator: torch.Generator):
+    def __init__(self, grid: Grid, X: np.ndarray, known: np.ndarray, generator: Generator):
         self._grid, self._seed = grid, int(torch.randint(2**31, (), generator=generator))
         self._known, self._X = known, X
         self._equal = None
         if known.min() == known.max():
             self._equal, self._known, self._X = self._sums((np.ones(len(X)),))[0], known[0], None
 
-    def at(self, noise: float) -> list[Float[Tensor, "m s"]]:
+    def at(self, noise: float, device: torch.device = CPU) -> list[Float[Tensor, "m s"]]:
         """W' D^-1/2 z and W' D^-3/2 z, where D is `noise` plus the known noise."""
         D = noise + self._known
         if self._equal is None:
-            return self._sums((D**-0.5, D**-1.5))
+            return [part.to(device, non_blocking=True) for part in self._sums((D**-0.5, D**-1.5))]
+        self._equal = self._equal.to(device, non_blocking=True)
         return [self._equal * D**-0.5, self._equal * D**-1.5]
 
     def _sums(self, weights: tuple[np.ndarray, ...]) -> list[Tensor]:
@@ -215,18 +217,17 @@ def evaluate_products(problem: GridProblem, theta: Float[Tensor, " p"]) -> Produ
     """The weights of the posterior, and an estimate of the likelihood if there are probes."""
     kernel, theta = problem.grid_kernel, theta.detach().double()
     noise, jitter, moments = raised_noise(problem, theta)
-    first, n = moments.first, moments.first.n
-    operator = GridOperator(kernel, theta, first.gram)
-    b = torch.from_numpy(first.rhs)
+    operator, n, b = GridOperator(kernel, theta, moments.gram), moments.n, moments.rhs
     weights, solve = operator.inverse(b, PREDICTED)
     mean, t = operator.dual(weights), b.shape[1]
     value = error = float("nan")
+    explained, left = torch.stack([(b * mean).sum(), missed_sum(moments, mean)]).tolist()
     if problem.probes is not None:
-        quadratic = float(first.total.sum() - (b * mean).sum())
-        log_det, error = operator.log_det(problem.probes.at(noise)[0])
+        log_det, error = operator.log_det(problem.probes.at(noise, kernel.device)[0])
         log_det += moments.log_det
+        quadratic = moments.total - explained
         value = -0.5 * (quadratic + t * log_det + n * t * math.log(2 * math.pi))
-    missed = misfit(first, mean.numpy(), n / moments.inverse, jitter)
+    missed = misfit(moments, left, t, jitter)
     return ProductEvaluation(value, 0.5 * t * error, operator, weights, mean, jitter, missed, solve)
 
 
@@ -236,21 +237,24 @@ class ProductGradient(GradientEstimator):
     def estimate(self, problem, theta, state):
         kernel, theta = problem.grid_kernel, theta.detach().double()
         noise, jitter, moments = raised_noise(problem, theta)
-        first, second = moments.first, moments.second
-        operator = GridOperator(kernel, theta, first.gram)
-        b, (p, beside) = torch.from_numpy(first.rhs), problem.probes.at(noise)
+        operator = GridOperator(kernel, theta, moments.gram)
+        b, (p, beside) = moments.rhs, problem.probes.at(noise, kernel.device)
         t, s = b.shape[1], p.shape[1]
         solved, _ = operator.inverse(torch.cat([b, p], 1))
         u, q = solved[:, :t], solved[:, t:]
         mean = operator.dual(u)
         # dL/dnoise = (v'v - t tr H^-1) / 2 with v = H^-1 y = D^-1 (y - W mean).
-        gram = first.gram * (moments.inverse / first.n) if second.gram is None else second.gram
-        image = times(gram, mean) - 2 * torch.from_numpy(second.rhs)
-        squares = second.total.sum() + (mean * image).sum()
+        gram = moments.second_gram
+        if gram is None:
+            gram = moments.gram.scaled(moments.inverse / moments.n)
+        image = gram @ mean - 2 * moments.second_rhs
+        squares = moments.second_total + (mean * image).sum()
         trace = moments.inverse - (beside * operator.dual(q)).sum() / s
-        with torch.enable_grad():
-            theta = theta.clone().requires_grad_(True)
-            white = kernel.raised(theta) if jitter > 0 else kernel.noise(theta)
-            value = 0.5 * kernel.quadratic(theta, u) + 0.5 * (squares - t * trace) * white
-            value = value - 0.5 * t / s * (q * kernel.matmul(theta, p)).sum()
-            return GradientEstimate(slope(value, theta), None, None, jitter), state
+
+        def surrogate(columns: list) -> Tensor:
+            fit = quadratic_form(columns, kernel.grid, u)
+            return 0.5 * fit - 0.5 * t / s * (q * apply_columns(columns, kernel.grid, p)).sum()
+
+        d_noise = 0.5 * (squares - t * trace)
+        grad = kernel.slope(theta, [surrogate], d_noise, raised=jitter > 0)
+        return GradientEstimate(grad, None, None, jitter), state

@@ -12,7 +12,7 @@ from skscalablegp.models.grid import (
     value_polynomials,
     varying_columns,
 )
-from skscalablegp.models.grid._moments import times
+from skscalablegp.models.grid._sparse import times
 
 
 def rows(d, n=150, seed=0):

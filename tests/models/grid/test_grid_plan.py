@@ -48,7 +48,7 @@ def test_memory_of_product_grids():
     [
         ({}, "cholesky", "bfgs", {"activation", "max_epochs", "learning_rate"}),
         ({"solver": "cg"}, "cg", "adam", {"activation", "max_epochs", "n_restarts_optimizer"}),
-        ({"device": "cuda"}, "cholesky", "bfgs", {"device", "learning_rate"}),
+        ({"device": "cuda"}, "cholesky", "bfgs", {"learning_rate"}),
         ({"feature_extractor": lambda d: None}, "cholesky", "bfgs", {"activation"}),
         ({"optimizer": None}, "cholesky", None, {"max_iter", "learning_rate"}),
     ],
