@@ -43,7 +43,7 @@ class BlockCG(CG, name="block_cg"):
             state.direction = _orthonormal(state.preconditioner.solve(state.R))
         state.intact = False
         D = state.direction
-        HD = operator.matmul(D)
+        HD = operator.matmul(D.double()).to(D) if state.sharp else operator.matmul(D)
         curvature = (D.mT @ HD).double()
         factor, info = torch.linalg.cholesky_ex((curvature + curvature.mT) / 2)
         # The end of the step reads whether there was a factor; without one, x stays as it is.
@@ -56,11 +56,16 @@ class BlockCG(CG, name="block_cg"):
         Z = state.preconditioner.solve(state.R)
         beta = torch.cholesky_solve((HD.mT @ Z).double(), factor).to(D.dtype)
         state.direction = _orthonormal(Z.addmm_(D, beta, alpha=-1))
-        self._judge(state)
+        self._judge(operator, state)
         return state
 
     def check(self, operator: LinearOperator, state: CGState) -> CGState:
         return _refresh(operator, state)
+
+    def _sharpen(self, operator: LinearOperator, state: CGState) -> None:
+        super()._sharpen(operator, state)
+        if state.sharp:
+            state.direction = _orthonormal(state.preconditioner.solve(state.R))
 
 
 def _orthonormal(V: Float[Tensor, "n s"]) -> Float[Tensor, "n k"]:

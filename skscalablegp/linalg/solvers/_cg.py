@@ -89,6 +89,8 @@ class CGState(UpdatedState):
         M Z and M times the direction, if the operator has an inner product of its own.
     rz, rz_previous : Tensor of shape (s,)
         R' M Z now and one step ago.
+    sharp : bool
+        Whether products are in double precision, because rounded ones got no further.
     restart : Tensor of shape (s,)
         Columns whose next direction is Z alone; on the CPU.
     trace : float
@@ -107,6 +109,7 @@ class CGState(UpdatedState):
     rz: Tensor = None
     rz_previous: Tensor = None
     restart: Tensor = None
+    sharp: bool = False
     watch: ColumnWatch = None
 
 
@@ -131,7 +134,8 @@ class CG(Solver, name="cg"):
         true residual is evaluated in float64. The solve then reaches tolerances that a float32
         solution cannot represent: the rounding of x alone leaves a relative residual of up to about
         1e-7 times the condition number of H. A float64 product takes about twice the time of a
-        float32 one.
+        float32 one. Where float32 products break a column or reduce its residual no further, the
+        solve goes on with float64 products.
 
     Notes
     -----
@@ -187,7 +191,7 @@ class CG(Solver, name="cg"):
         beta = state.beta.to(state.direction.dtype)
         D = state.direction.mul_(beta).add_(state.Z)
         MD = D if state.dual_Z is None else state.dual_direction.mul_(beta).add_(state.dual_Z)
-        HD = operator.image(D, MD)
+        HD = operator.matmul(D.double()).to(D) if state.sharp else operator.image(D, MD)
         curvature = column_dots(MD, HD)
         moving = _moving(state, curvature, HD)
         # r'd equals r'z up to rounding and refreshes, but with r'd no step increases the error.
@@ -198,7 +202,7 @@ class CG(Solver, name="cg"):
         state.rz_previous = state.rz
         self._count(operator, state)
         _precondition(operator, state, HD)
-        self._judge(state)
+        self._judge(operator, state)
         return state
 
     def _count(self, operator: SelfAdjointOperator, state: CGState) -> None:
@@ -207,7 +211,7 @@ class CG(Solver, name="cg"):
         if state.watch.count():
             _refresh(operator, state)
 
-    def _judge(self, state: CGState) -> None:
+    def _judge(self, operator: SelfAdjointOperator, state: CGState) -> None:
         """Judge the updated residual of a step; a true one has been judged."""
         if state.watch.since_true > 0:
             # Without a preconditioner R' M Z is the square in the operator's inner product.
@@ -215,7 +219,25 @@ class CG(Solver, name="cg"):
             norms = state.rz.clamp_min(0).sqrt() if own else column_norms(state.R)
             norms = divide_norms(fetched(state, norms)[0], state.b_norms)
             record(state, norms, state.watch.stuck(norms, true=False))
+        if not state.sharp and state.x.dtype != state.R.dtype:
+            self._sharpen(operator, state)
         state.intact = True
+
+    def _sharpen(self, operator: SelfAdjointOperator, state: CGState) -> None:
+        """Begin again with products in double precision where rounded ones get no further.
+
+        Products that are rounded to ten bits are those of another matrix. If noise is little, its
+        smallest eigenvalues differ by more than their size: curvatures become negative, or steps
+        after a true residual undo what the steps before it have gained.
+        """
+        held_up = (state.columns == Column.BROKEN) | (state.columns == Column.STAGNATED)
+        if bool(held_up.any()):
+            state.sharp, state.columns = True, torch.where(held_up, Column.ACTIVE, state.columns)
+            state.strikes = torch.zeros_like(state.strikes)
+            state.watch.since_lower = torch.zeros_like(state.watch.since_lower)
+            state.rz_previous = torch.zeros_like(state.rz_previous)
+            self.check(operator, state)
+            state.stats["n_sharpened"] = 1
 
     def needs_check(self, state: CGState) -> bool:
         if state.exact or self.residual_refresh is None:
