@@ -8,6 +8,7 @@
     python benchmarks/gpu.py --part products
     python benchmarks/gpu.py --part all --lines gpu.jsonl
     python benchmarks/gpu.py --part entries --device cpu --small
+    python benchmarks/gpu.py --part waits
 
 entries   kernel entries a second in a tiled product, for numbers of right-hand sides and both
           precisions, beside two limits that are measured in the same run: the device's own matrix
@@ -19,8 +20,12 @@ products  seconds of a product of 100,000 rows by tiles, by compiled tiles and b
 million   a drawn million rows of 10 columns: seconds of one product and of one solver step with 17
           right-hand sides, and the training that they project to
 
-all       one after the other
-``--lines FILE`` appends the lines to a file, and leaves out parts that it has in full.
+waits     on a simulated GPU, wherever the tests are: waits for it and copies from and to it, in a
+          training step of each estimator, in a fit, and in predictions of 20 and of 200 rows
+
+all       one after the other, but for the last
+``--lines FILE`` appends each line to a file when it is measured, and leaves out lines that it has
+from this device. A part ends after ``--seconds``; the same command goes on with the lines it left.
 ``--small`` divides all sizes, so that the parts can be tried on a CPU.
 """
 
@@ -32,11 +37,16 @@ import shlex
 import statistics
 import sys
 import time
-from itertools import chain
+import warnings
+from functools import partial
+from pathlib import Path
 
+import numpy as np
+
+ROOT = Path(__file__).resolve().parent.parent
 SETS = ("pol", "elevators", "bike", "protein", "kin40k", "keggdirected")
 COLUMNS = 10
-CHOICES = ("entries", "products", "exact", "sets", "million", "all")
+CHOICES = ("entries", "products", "exact", "sets", "million", "waits", "all")
 
 
 def main(argv=None):
@@ -49,7 +59,7 @@ def main(argv=None):
         raise SystemExit("No CUDA device was found: run this where one is, or give --device cpu.")
     words = sys.argv[1:] if argv is None else argv
     known = dict(entries=entries, products=products, exact=exact, sets=sets, million=million)
-    parts = known if args.part == "all" else {args.part: known[args.part]}
+    parts = known if args.part == "all" else {args.part: (known | dict(waits=waits))[args.part]}
     on_gpu = torch.device(args.device).type == "cuda"
     facts = dict(
         device=torch.cuda.get_device_name() if on_gpu else f"{os.cpu_count()}-core CPU",
@@ -60,10 +70,15 @@ def main(argv=None):
     )
     done = finished(args.lines)
     for name, part in parts.items():
-        if (name, facts["device"]) in done:
-            continue
-        for line in chain(part(args), [dict(status="part finished")]):
-            written = json.dumps(plain(dict(benchmark="gpu", part=name, **line, **facts)))
+        start = time.perf_counter()
+        for case, work in part(args):
+            if (name, facts["device"], json.dumps(case)) in done:
+                continue
+            if time.perf_counter() - start > args.seconds:
+                print(f"{name}: the time is over; repeat the command for the rest", file=sys.stderr)
+                break
+            line = dict(benchmark="gpu", part=name, case=case, **case, **work(), **facts)
+            written = json.dumps(plain(line))
             print(written, flush=True)
             if args.lines is not None:
                 with open(args.lines, "a", encoding="utf-8") as file:
@@ -71,12 +86,12 @@ def main(argv=None):
 
 
 def finished(path):
-    """The parts, with their devices, that the lines of a file have in full."""
+    """The cases, by part and device, that a file has."""
     if path is None or not os.path.exists(path):
         return set()
     with open(path, encoding="utf-8") as file:
         lines = [json.loads(line) for line in file]
-    return {(a["part"], a["device"]) for a in lines if a.get("status") == "part finished"}
+    return {(a["part"], a["device"], json.dumps(a["case"])) for a in lines if "case" in a}
 
 
 def parse_args(argv):
@@ -103,8 +118,9 @@ def timed(work, args, repeats=5):
     for _ in range(repeats + 1):
         start = time.perf_counter()
         work()
-        if args.device != "cpu":
-            torch.cuda.synchronize()
+        kind = torch.device(args.device).type
+        if kind != "cpu":
+            getattr(torch, kind).synchronize()
         seconds.append(time.perf_counter() - start)
     return statistics.median(seconds[1:])
 
@@ -125,69 +141,71 @@ def operator(args, n, dtype, **settings):
 
 
 def entries(args):
+    for name in ("float32", "float64"):
+        for columns in (1, 17, 65):
+            yield dict(dtype=name, n_right_hand_sides=columns), partial(entry, args, name, columns)
+
+
+def entry(args, name, columns):
+    """Entries a second beside the limits of the device, which are measured just before."""
     import torch
 
-    n = rows(args, 100_000)
-    for name in ("float32", "float64"):
-        dtype = getattr(torch, name)
-        m = rows(args, 16_384)
-        A = torch.randn(m, m, dtype=dtype, device=args.device)
-        gemm = 2 * m**3 / timed(lambda A=A: A @ A, args)
-        copy = 2 * A.numel() * A.element_size() / timed(A.clone, args)
-        del A
-        H, generator = operator(args, n, dtype)
-        for columns in (1, 17, 65):
-            V = torch.randn(n, columns, generator=generator, dtype=dtype).to(args.device)
-            seconds = timed(lambda H=H, V=V: H.matmul(V), args)
-            # each pair of rows once: its distance, its value, and both halves of the product
-            operations = n**2 / 2 * (2 * COLUMNS + 4 * columns)
-            yield dict(
-                dtype=name,
-                n=n,
-                n_columns=COLUMNS,
-                n_right_hand_sides=columns,
-                seconds=seconds,
-                entries_per_second=n**2 / seconds,
-                share_of_gemm=operations / seconds / gemm,
-                gemm_operations_per_second=gemm,
-                copy_bytes_per_second=copy,
-            )
+    n, m, dtype = rows(args, 100_000), rows(args, 16_384), getattr(torch, name)
+    A = torch.randn(m, m, dtype=dtype, device=args.device)
+    gemm = 2 * m**3 / timed(lambda: A @ A, args)
+    copy = 2 * A.numel() * A.element_size() / timed(A.clone, args)
+    H, generator = operator(args, n, dtype)
+    V = torch.randn(n, columns, generator=generator, dtype=dtype).to(args.device)
+    seconds = timed(lambda: H.matmul(V), args)
+    # each pair of rows once: its distance, its value, and both halves of the product
+    operations = n**2 / 2 * (2 * COLUMNS + 4 * columns)
+    return dict(
+        n=n,
+        n_columns=COLUMNS,
+        seconds=seconds,
+        entries_per_second=n**2 / seconds,
+        share_of_gemm=operations / seconds / gemm,
+        gemm_operations_per_second=gemm,
+        copy_bytes_per_second=copy,
+    )
 
 
 def products(args):
-    """Seconds and errors of each way to multiply; a way that is not there says why."""
+    for columns in (1, 17):
+        for way in ("tiles", "compiled", "keops"):
+            case = dict(products=way, n_right_hand_sides=columns)
+            yield case, partial(product, args, way, columns)
+
+
+def product(args, way, columns):
+    """Seconds and errors of a way to multiply; one that is not there says why."""
     import torch
 
     n, few = rows(args, 100_000), rows(args, 10_000)
-    for columns in (1, 17):
-        for way in ("tiles", "compiled", "keops"):
-            facts = dict(products=way, n=n, n_columns=COLUMNS, n_right_hand_sides=columns)
-            try:
-                H, generator = operator(args, n, torch.float32, products=way)
-            except ImportError as error:
-                yield dict(status=f"left out: {error}", **facts)
-                continue
-            V = torch.randn(n, columns, generator=generator).to(args.device)
-            start = time.perf_counter()
-            float(H.matmul(V)[0, 0])
-            first = time.perf_counter() - start
-            seconds = timed(lambda H=H, V=V: H.matmul(V), args)
-            small, _ = operator(args, few, torch.float32, products=way)
-            exact = small.matmul(V[:few].double())
-            error = float((small.matmul(V[:few]) - exact).norm() / exact.norm())
-            yield dict(
-                first_seconds=first,
-                seconds=seconds,
-                entries_per_second=n**2 / seconds,
-                relative_error=error,
-                **facts,
-            )
+    try:
+        H, generator = operator(args, n, torch.float32, products=way)
+    except ImportError as error:
+        return dict(status=f"left out: {error}")
+    V = torch.randn(n, columns, generator=generator).to(args.device)
+    start = time.perf_counter()
+    float(H.matmul(V)[0, 0])
+    first = time.perf_counter() - start
+    seconds = timed(lambda: H.matmul(V), args)
+    small, _ = operator(args, few, torch.float32, products=way)
+    exact = small.matmul(V[:few].double())
+    error = float((small.matmul(V[:few]) - exact).norm() / exact.norm())
+    return dict(
+        n=n,
+        n_columns=COLUMNS,
+        first_seconds=first,
+        seconds=seconds,
+        entries_per_second=n**2 / seconds,
+        relative_error=error,
+    )
 
 
 def drawn(n, noise=0.1):
     """Rows of a smooth function of ten columns with noise, and 2,000 more to test on."""
-    import numpy as np
-
     rng = np.random.default_rng(0)
     X = rng.uniform(-1, 1, (n + 2000, COLUMNS))
     W, phases = rng.standard_normal((COLUMNS, 64)), rng.uniform(0, 6.3, 64)
@@ -224,22 +242,27 @@ def fitted(args, X, X_test, y, y_test, **params):
 
 def exact(args):
     for n in (4_000, 30_000):
-        yield fitted(args, *drawn(rows(args, n)))
+        yield dict(n_rows=n), lambda n=n: fitted(args, *drawn(rows(args, n)))
 
 
 def sets(args):
+    for name in SETS:
+        yield dict(dataset=name), partial(on_set, args, name)
+
+
+def on_set(args, name):
+    """A default fit of a set, split 0; with --small of some of its rows."""
     from uci import load
 
-    start = time.perf_counter()
-    for name in SETS:
-        if time.perf_counter() - start > args.seconds:
-            yield dict(dataset=name, status="left out: the part's time is over")
-            continue
-        X, X_test, y, y_test = load(name, 0, rows(args, 10**6) if args.small else 0, 0)
-        yield dict(dataset=name, **fitted(args, X, X_test, y, y_test))
+    return fitted(args, *load(name, 0, rows(args, 10**6) if args.small else 0, 0))
 
 
 def million(args):
+    yield dict(n_rows=1_000_000), partial(projected, args)
+
+
+def projected(args):
+    """Seconds of the parts of a fit to a million rows."""
     import torch
 
     from skscalablegp.solvers import CG, MaxIterations, solve
@@ -255,7 +278,7 @@ def million(args):
     solve(H, V, solver, stopping=MaxIterations(steps))
     step = (time.perf_counter() - start) / steps
     # thirty training steps with solves of ten epochs, and a last solve of a hundred
-    yield dict(
+    return dict(
         n=n,
         n_columns=COLUMNS,
         n_right_hand_sides=columns,
@@ -264,6 +287,53 @@ def million(args):
         solver_step_seconds=step,
         projected_fit_seconds=30 * (10 * step + gradient) + 100 * step,
     )
+
+
+def waits(args):
+    """Every estimator on the small tables of the tests, where counts do not depend on the sizes."""
+    sys.path += [str(ROOT / "tests"), str(ROOT)]
+    from contracts.test_contract import ROWS
+
+    for row in ROWS:
+        if row.stands_for_its_class:
+            name = type(row.estimator).__name__
+            yield dict(estimator=name), partial(counted, row)
+
+
+def counted(row):
+    """Waits and copies on a simulated GPU."""
+    from contracts.estimator_contract import table
+    from simulated import simulated
+
+    X, y, X_new = table()
+    out = {}
+    with warnings.catch_warnings(), simulated() as gpu:
+        warnings.simplefilter("ignore")
+
+        def counts(work):
+            gpu.forget()
+            made = work()
+            found = (sum(c.values()) for c in (gpu.waits, gpu.sent, gpu.fetched))
+            return made, dict(zip(("waits", "sent", "fetched"), found, strict=True))
+
+        def fit(**limit):
+            model = row.new(device="cuda").set_params(**limit)
+            if "small_table" in model.get_params(deep=False):
+                model.set_params(small_table="method")
+            return model.fit(X, row.target(y))
+
+        few, fewer = counts(lambda: fit(**(row.limit or {})))
+        model, more = counts(fit)
+        steps = model.n_iter_ - few.n_iter_
+        out["fit"] = more | dict(n_iter=model.n_iter_)
+        if row.limit and steps > 0:
+            out["step"] = {name: (more[name] - fewer[name]) / steps for name in fewer}
+        for n in (20, 200):
+            new = np.resize(X_new, (n, X_new.shape[1]))
+            ask = model.predict_proba if row.classifier else model.predict
+            ask(new)  # what a first prediction builds is not counted
+            out[f"predict_{n}"] = counts(lambda ask=ask, new=new: ask(new))[1]
+    return out
 
 
 if __name__ == "__main__":
