@@ -16,7 +16,7 @@ from numpy.testing import assert_allclose
 from simulated import simulated
 from sklearn.gaussian_process.kernels import Matern, WhiteKernel
 
-from skscalablegp import NNGPRegressor
+from skscalablegp import NNGPRegressor, load, save
 
 pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
 
@@ -48,14 +48,15 @@ def test_the_method_on_a_gpu(row):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
-def test_says_on_a_gpu_what_it_says_on_a_cpu(row):
-    """And where the GPU is gone, and where it is back."""
+def test_says_on_a_gpu_what_it_says_on_a_cpu(row, tmp_path):
+    """And where the GPU is gone, from a pickle and from a file, and where it is back."""
     X, y, X_new = table()
     y = row.target(y)
     with simulated():
         there = method(row, "cuda").fit(X, y)
         found = row.everything(there, X_new)
-        kept = pickle.dumps(there)
+        kept, file = pickle.dumps(there), tmp_path / "model.skgp"
+        save(there, file)
     here = method(row, "cpu").fit(X, y)
     for ours, theirs in zip(found, row.everything(here, X_new), strict=True):
         if ours.dtype.kind in "iOU":
@@ -63,9 +64,10 @@ def test_says_on_a_gpu_what_it_says_on_a_cpu(row):
         else:
             assert_allclose(ours, theirs, rtol=1e-4, atol=1e-6 * np.abs(theirs).max())
     away = pickle.loads(kept)
-    for ours, theirs in zip(row.everything(away, X_new), found, strict=True):
-        if ours.dtype.kind == "f":
-            assert_allclose(ours, theirs, rtol=1e-4, atol=1e-6 * np.abs(theirs).max())
+    for model in (away, load(file)):
+        for ours, theirs in zip(row.everything(model, X_new), found, strict=True):
+            if ours.dtype.kind == "f":
+                assert_allclose(ours, theirs, rtol=1e-4, atol=1e-6 * np.abs(theirs).max())
     with simulated():
         back = pickle.loads(pickle.dumps(away))
         for ours, theirs in zip(row.everything(back, X_new), found, strict=True):
