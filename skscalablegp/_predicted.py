@@ -241,7 +241,7 @@ def _of_another_package(core: Any, X: Any) -> tuple[np.ndarray, np.ndarray]:
 
 
 def normal_crps(y: np.ndarray, mean: np.ndarray, std: np.ndarray) -> np.ndarray:
-    """The score of N(mean, std^2), elementwise (eq. 5 of Gneiting et al., 2005)."""
+    """The CRPS of N(mean, std^2), elementwise (eq. 5 of Gneiting et al., 2005)."""
     z = (y - mean) / std
     density = np.exp(-0.5 * z**2) / np.sqrt(2 * np.pi)
     return std * (z * (2 * ndtr(z) - 1) + 2 * density - 1 / np.sqrt(np.pi))

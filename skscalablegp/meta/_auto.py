@@ -25,6 +25,7 @@ from ._pool import (
     Validated,
     calibrated,
     clearly_smaller,
+    log_factor,
     mean_crps,
     mixed,
     negative_log_density,
@@ -289,7 +290,11 @@ class AutoGPRegressor(AutoBase, NoisyRegressorBase):
         means = np.stack([each.mean[common] for each in self._members])
         variances = np.stack([each.variance[common] for each in self._members]) + known
         self._weightings = pool_weights(rows.y[scored], means, variances)
-        self._pool(self._weightings[0], Scaled(None), rows)
+        # Until there is a noise model, the mixture's own errors calibrate it: where errors of
+        # members cancel, it is too unsure of itself.
+        mean, variance = self._mixed(self._weightings[0], np.flatnonzero(common))
+        log = log_factor(np.square(rows.y[scored] - mean) / (variance + known))
+        self._pool(self._weightings[0], Scaled(None, NoiseModel(log)), rows)
 
     def _previewed(self, model: AutoGPRegressor, below: Any) -> None:
         model._keep(self._learned if self._members else Scaled(below))

@@ -139,7 +139,7 @@ def calibrated(
     variance = np.maximum(variance, floor)
     own = variance[scored]
     if at is None:
-        log = np.log((_OWN_STD + np.sum(errors**2 / own)) / (_OWN_STD + len(errors)))
+        log = log_factor(errors**2 / own)
     else:
         # The same factor where the known noise is zero.
         def loss(log: float) -> float:
@@ -150,6 +150,11 @@ def calibrated(
     factor = np.exp(np.clip(log, -_WIDEST, _WIDEST))
     noise = NoiseModel(float(np.log(factor)))
     return replace(scaled, noise=noise, floor=floor), factor * variance
+
+
+def log_factor(squares: Float[np.ndarray, " m"]) -> float:
+    """The logarithm of the factor of variances that squared standardised errors ask for."""
+    return float(np.log((_OWN_STD + squares.sum()) / (_OWN_STD + len(squares))))
 
 
 def negative_log_density(
