@@ -161,7 +161,7 @@ def negative_log_density(
     y: Float[np.ndarray, " m"], mean: Any, variance: Float[np.ndarray, " m"]
 ) -> Float[np.ndarray, " m"]:
     """Minus the logarithm of the normal density of each target, in nats."""
-    return -normal_log_density(y, mean, variance)
+    return -normal_log_density(y, np.asarray(mean, np.float64), variance)
 
 
 def mean_crps(
