@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -277,7 +277,11 @@ class AutoBase:
         seeds = [int(run.random_state.randint(2**31 - 1)) for _ in tried]
         names = getattr(self, "feature_names_in_", None)
         kernel, failure = None, None
-        for k, candidate in enumerate(tried):
+        waiting = list(zip(tried, seeds, strict=True))
+        while waiting:
+            best = self._members[int(np.argmax(self._weights))].name if self._members else ""
+            place = _next([each for each, _ in waiting], best) if phase.limit is not None else 0
+            candidate, seed = waiting.pop(place)
             late = phase.limit is not None and phase.left < _LEAST_SHARE * phase.limit
             if run.stopped or (self._members and late):
                 self._notes[candidate.name] = 0.0, "not begun: no time was left for it"
@@ -287,16 +291,20 @@ class AutoBase:
                 self._notes[candidate.name] = 0.0, "not begun: there is no kernel to share"
                 continue
             # Each member may take twice its part, since the first ones need less.
-            parts = [each.part for each in tried[k:]]
+            parts = [candidate.part, *(each.part for each, _ in waiting)]
             share = phase.share(min(1.0, 2 * parts[0] / (sum(parts) + parts[0])))
             begun = run.budget.seconds
             try:
-                fresh = opened(_seeded(candidate.make(kernel), seeds[k]), self, run, names)
+                fresh = opened(_seeded(candidate.make(kernel), seed), self, run, names)
                 with (
                     run.stage(candidate.name),
                     run.budget.may_end(keep=lambda _: bool(self._members), inner=True) as end,
                 ):
                     trial = self._tried(candidate, fresh, rows, share, run)
+                    if candidate.again is not None and not rows.cross_fitted:
+                        fresh = candidate.again(_last(trial.inner).kernel_)
+                        fresh = opened(_seeded(fresh, seed), self, run, names)
+                        trial = replace(trial, refits=True, seconds=self._cheapest(trial))
                     member = self._member(candidate, fresh, trial, rows)
             except _FAILURES as error:
                 failure = failure or error
@@ -318,6 +326,11 @@ class AutoBase:
         if not self._members:
             raise failure or TimeoutError("no member was fitted")
         return cut
+
+    def _cheapest(self, trial: Trial) -> float:
+        """Seconds of a fit of neighbours that trains nothing."""
+        untrained = [each.seconds for each in self._members if each.name == "neighbors"]
+        return min([trial.seconds, *untrained])
 
     def _tried(
         self: Any, candidate: Candidate, fresh: Any, rows: Rows, share: Budget, run: FitRun
@@ -423,9 +436,9 @@ class AutoBase:
             return inner, cut, later
 
         most = n
-        if steps and limited and candidate.rate is not None:
+        if limited and candidate.rate is not None:
             most = min(n, max(candidate.fewest, int(candidate.rate * share.limit)))
-        first = most if steps else SMALL_TABLE
+        first = SMALL_TABLE if candidate.rate is None and not steps else most
         begun = share.seconds
         inner, size, cut, seconds = grown(fit, most, share, first)
         run.preview = None
@@ -500,6 +513,15 @@ class AutoBase:
         for name in ("_members", "_notes", "_weights", "_weightings"):
             vars(self).pop(name, None)
         run.ended(status, n_iter=len(run.monitor.steps), because=because)
+
+
+def _next(waiting: list[Candidate], best: str) -> int:
+    """The place of the next member: the cheap ones in turn, then those that refine the best."""
+    if all(each.follows for each in waiting):
+        for k, candidate in enumerate(waiting):
+            if best in candidate.follows:
+                return k
+    return 0
 
 
 def _at_least(share: Budget, part: float, run: FitRun) -> Budget:

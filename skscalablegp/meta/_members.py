@@ -32,12 +32,16 @@ _LOGISTIC_STEPS, _RANDOM_TREES = 1000, 200
 # Rows a second of fits in steps, a quarter of what one core does beside the steps (measured on
 # 1,000,000 rows of 10 columns: benchmarks/budgets.py --rows 1000000 --columns 10 --clock cpu).
 _NEIGHBORS_A_SECOND, _POINTS_A_SECOND = 30_000, 10_000
+# Rows a second of neighbours that train nothing, which only need an index: from the same run.
+_INDEXED_A_SECOND = 100_000
 # Rows a second of the exact process, and the fewest. On two drawn functions of 10 and 26 columns
 # fits to 300, 500 and 1,000 rows had the lowest NLL after 0.25, 0.5 and 1 seconds of one core, and
 # those to 1,500 rows had hardly begun after 0.25 seconds.
 _EXACT_A_SECOND, _FEWEST_EXACT = 1000, 300
 # Parts of the time of members that need little, and of those that usually gain most.
 _LITTLE, _MUCH = 0.3, 2.0
+# Members that fine structure suits.
+_PROCESSES = ("exact", "neighbors")
 # The neighbours that only evaluate a likelihood that nothing maximises.
 _CENTERS = 100
 # Above these numbers of rows, all rows need more time than the other members.
@@ -64,6 +68,11 @@ class Candidate:
         Smallest number of rows to which `rate` limits a fit.
     part : float
         Its time under a budget, relative to that of others.
+    follows : tuple of str
+        Cheaper members that it refines. It is fitted after all others, and under a budget earlier
+        if one of these is the best so far.
+    again : callable or None
+        ``again(kernel)`` gives the regressor of a refit, which keeps the trained kernel.
     """
 
     name: str
@@ -73,6 +82,8 @@ class Candidate:
     rate: float | None = None
     fewest: int = 5000
     part: float = 1.0
+    follows: tuple[str, ...] = ()
+    again: Callable[[Any], Any] | None = None
 
 
 def _linear(kernel: Any) -> Any:
@@ -106,11 +117,18 @@ def known_candidates(n: int) -> dict[str, Candidate]:
             fewest=_FEWEST_EXACT,
             part=_MUCH,
         ),
-        Candidate("neighbors", _shared_neighbors, shared=True, part=_MUCH),
-        Candidate("iterative", _all_rows, shared=True),
-        Candidate("randomized_trees", lambda kernel: RandomizedTrees()),
-        Candidate("deep", lambda kernel: SCGDDKLRegressor()),
-        Candidate("trained_neighbors", _trained_neighbors, rate=_NEIGHBORS_A_SECOND),
+        Candidate("neighbors", _shared_neighbors, shared=True, rate=_INDEXED_A_SECOND, part=_MUCH),
+        Candidate("iterative", _all_rows, shared=True, follows=_PROCESSES),
+        Candidate(
+            "trained_neighbors",
+            _trained_neighbors,
+            rate=_NEIGHBORS_A_SECOND,
+            part=_MUCH,
+            follows=_PROCESSES,
+            again=_shared_neighbors,
+        ),
+        Candidate("randomized_trees", lambda kernel: RandomizedTrees(), follows=("trees",)),
+        Candidate("deep", lambda kernel: SCGDDKLRegressor(), follows=_PROCESSES),
         Candidate("catboost", lambda kernel: CatBoost()),
         Candidate("lightgbm", lambda kernel: booster("lightgbm", "LGBMRegressor")),
     )
@@ -126,9 +144,8 @@ def default_names(n: int) -> list[str]:
     names = ["linear", "trees", "exact", "neighbors"]
     if n <= _MOST_ITERATIVE:
         names.append("iterative")
-    if n <= _MOST_DEEP:
-        names += ["randomized_trees", "deep"]
-    return [*names, "trained_neighbors"]
+    names.append("trained_neighbors")
+    return [*names, "randomized_trees", "deep"] if n <= _MOST_DEEP else names
 
 
 def class_candidates(members: Any, n: int) -> list[Candidate]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -20,7 +20,7 @@ _LEAST_POWER = 0.7
 # so that a fit that no limit cuts repeats identically.
 _BLOCKS, _BLOCK = (200, 800), 3000
 # A member whose predictions of fewer held-out rows end in time is dropped.
-ENOUGH = 500
+ENOUGH = 300
 
 
 class Late(RuntimeError):
@@ -63,21 +63,42 @@ def grown(
         if kept is not None and (cut or not budget.allows(later)):
             return kept
         kept = fitted, size, cut, took
-        took += later
         if cut or size == n:
             return kept
-        power = 1.0
-        if before is not None:
-            power = math.log(took / before[1]) / math.log(size / before[0])
-        before, power = (size, took), max(power, _LEAST_POWER)
+        # What follows a fit, such as predictions, need not grow with the rows.
+        costs = _Cost(size, took, _LEAST_POWER), _Cost(size, later, 0.0)
+        grow = [cost.power(last) for cost, last in zip(costs, before or costs, strict=True)]
         # After a single trial the growth is not known.
         sizes = [n, _GROWTH * size] if size > first else [_GROWTH * size]
-        wanted = [min(n, each) for each in sizes]
-        costs = [MARGIN * took * (each / size) ** power for each in wanted]
-        affordable = [each for each, cost in zip(wanted, costs, strict=True) if budget.allows(cost)]
+        affordable = [
+            each
+            for each in (min(n, each) for each in sizes)
+            if budget.allows(
+                MARGIN * sum(c.at(each, power) for c, power in zip(costs, grow, strict=True))
+            )
+        ]
         if not affordable:
             return kept
-        size = affordable[0]
+        before, size = costs, affordable[0]
+
+
+class _Cost(NamedTuple):
+    """The measured seconds of some rows, and the least power of the rows with which they grow."""
+
+    size: int
+    seconds: float
+    least: float
+
+    def power(self, before: _Cost) -> float:
+        """The power of their growth from fewer rows; 1 if there is no other measurement."""
+        if before.size == self.size or min(before.seconds, self.seconds) <= 0:
+            return 1.0
+        found = math.log(self.seconds / before.seconds) / math.log(self.size / before.size)
+        return max(found, self.least)
+
+    def at(self, size: int, power: float) -> float:
+        """Seconds of another number of rows."""
+        return self.seconds * (size / self.size) ** power
 
 
 def filled(
