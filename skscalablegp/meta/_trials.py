@@ -70,13 +70,13 @@ def grown(
         grow = [cost.power(last) for cost, last in zip(costs, before or costs, strict=True)]
         # After a single trial the growth is not known.
         sizes = [n, _GROWTH * size] if size > first else [_GROWTH * size]
-        affordable = [
-            each
-            for each in (min(n, each) for each in sizes)
-            if budget.allows(
-                MARGIN * sum(c.at(each, power) for c, power in zip(costs, grow, strict=True))
-            )
+        wanted = [min(n, each) for each in sizes]
+        needed = [
+            MARGIN * sum(each.at(rows, power) for each, power in zip(costs, grow, strict=True))
+            for rows in wanted
         ]
+        affordable = [each for each, cost in zip(wanted, needed, strict=True)
+                      if budget.allows(cost)]  # fmt: skip
         if not affordable:
             return kept
         before, size = costs, affordable[0]
