@@ -16,6 +16,7 @@ import hashlib
 import io
 import json
 import os
+import re
 import sys
 import tempfile
 import time
@@ -30,6 +31,8 @@ from shown_code import places_of_blocks  # noqa: E402 (a folder of tests)
 
 # Recorded by other means, or without anything to show.
 _NOT_PAGES = ("generated", "auto_examples", "_build", "_templates", "outputs")
+# Progress bars, and what KeOps says of a machine.
+_PROGRESS = re.compile(r"step/s[,\]]|^\[KeOps\]")
 # Longer outputs are cut, since pages are read.
 _LINES = 60
 
@@ -96,6 +99,7 @@ def record(source: Path) -> None:
                 warnings.simplefilter("ignore")
                 _run(code, str(source), names)
             text = [line.rstrip() for line in printed.getvalue().rstrip().splitlines()]
+            text = [line for line in text if not _PROGRESS.search(line)]
             if len(text) > _LINES:
                 text = [*text[:_LINES], "..."]
             pictures = _saved_figures(f"{name}-{k}")
@@ -135,9 +139,18 @@ def _saved_figures(name: str) -> list[str]:
 # ------------------------------------------------------------------ showing
 
 
+# What is left of a block of an example that had settings of the gallery only.
+_EMPTY = re.compile(r"^\.\. code-block:: Python\n   :dedent: 1\n(?= *\n)", re.M)
+
+
+def record_of(docname: str) -> str:
+    """The name of the record of a document of the build."""
+    return docname.replace("/", "-").replace("auto_examples-plot_", "examples-plot_")
+
+
 def with_outputs(docname: str, text: str) -> str:
     """The source of a page with what its blocks have printed and drawn below them."""
-    name = docname.replace("/", "-").replace("auto_examples-plot_", "examples-plot_")
+    name, text = record_of(docname), _EMPTY.sub("", text)
     entries = {entry["code"]: entry for entry in recorded(name).get("blocks", ())}
     if not entries:
         return text
@@ -164,6 +177,9 @@ def setup(app):
 
     def read(app, docname, source):
         source[0] = with_outputs(docname, source[0])
+        path = FOLDER / f"{record_of(docname)}.json"
+        if path.exists():
+            app.env.dependencies[docname].add(str(path))
 
     app.connect("source-read", read)
     return {"parallel_read_safe": True}
