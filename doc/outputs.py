@@ -32,7 +32,7 @@ from shown_code import places_of_blocks  # noqa: E402 (a folder of tests)
 # Recorded by other means, or without anything to show.
 _NOT_PAGES = ("generated", "auto_examples", "_build", "_templates", "outputs")
 # Progress bars, and what KeOps says of a machine.
-_PROGRESS = re.compile(r"\d%\|.*step|^\[KeOps\]")
+_PROGRESS = re.compile(r"\d%\|.*step|\dstep \[|^\[KeOps\]")
 # Longer outputs are cut, since pages are read.
 _LINES = 60
 
