@@ -61,12 +61,25 @@ def key(code: str) -> str:
 def blocks(source: Path) -> list[str]:
     """The code of each block that is run."""
     if source.suffix == ".py":
-        from sphinx_gallery.py_source_parser import split_code_and_text_blocks
-
-        parts = split_code_and_text_blocks(str(source))[1]
-        return [part[1] for part in parts if part[0] == "code" and part[1].strip()]
+        return _cells(source.read_text("utf-8"))
     places = places_of_blocks(source.read_text("utf-8"))
     return [code for *_, code, need in places if need is None]
+
+
+def _cells(script: str) -> list[str]:
+    """The code of an example between its texts, which are its docstring and comments below # %%."""
+    begin = ast.parse(script).body[0].end_lineno
+    found: list[list[str]] = [[]]
+    in_text = False
+    for line in script.splitlines()[begin:]:
+        if line.startswith("# %%"):
+            found.append([])
+            in_text = True
+        elif not (in_text and line.startswith("#")):
+            in_text = False
+            found[-1].append(line)
+    code = ["\n".join(lines) for lines in found]
+    return [block for block in code if block.strip()]
 
 
 def recorded(name: str) -> dict:

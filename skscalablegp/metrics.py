@@ -206,7 +206,7 @@ def interval_coverage(
     mean: ArrayLike,
     std: ArrayLike,
     *,
-    coverage: float = 0.95,
+    coverage=0.95,
     sample_weight: ArrayLike | None = None,
     multioutput: str | ArrayLike = "uniform_average",
 ) -> float | Float[np.ndarray, " t"]:
@@ -255,7 +255,7 @@ def interval_score(
     lower: ArrayLike,
     upper: ArrayLike,
     *,
-    coverage: float = 0.95,
+    coverage=0.95,
     sample_weight: ArrayLike | None = None,
     multioutput: str | ArrayLike = "uniform_average",
 ) -> float | Float[np.ndarray, " t"]:
@@ -306,7 +306,7 @@ def pinball_loss(
     y_true: ArrayLike,
     quantiles: ArrayLike,
     *,
-    q: ArrayLike,
+    q,
     sample_weight: ArrayLike | None = None,
     multioutput: str | ArrayLike = "uniform_average",
 ) -> float | Float[np.ndarray, " t"]:
@@ -502,7 +502,7 @@ neg_nlpd_scorer = _PredictiveScorer("neg_nlpd_scorer", _nlpd_of, _moments, sign=
 neg_crps_scorer = _PredictiveScorer("neg_crps_scorer", _crps_of, _moments, sign=-1)
 
 
-def coverage_scorer(coverage: float = 0.95) -> _PredictiveScorer:
+def coverage_scorer(coverage=0.95) -> _PredictiveScorer:
     """Make a scorer that reports the share of targets inside central intervals.
 
     Parameters
@@ -523,7 +523,7 @@ def coverage_scorer(coverage: float = 0.95) -> _PredictiveScorer:
     )
 
 
-def neg_interval_score_scorer(coverage: float = 0.95) -> _PredictiveScorer:
+def neg_interval_score_scorer(coverage=0.95) -> _PredictiveScorer:
     """Make a scorer of intervals: minus their `interval_score`.
 
     Parameters
@@ -546,7 +546,9 @@ def neg_interval_score_scorer(coverage: float = 0.95) -> _PredictiveScorer:
     )
 
 
-def neg_pinball_scorer(q: ArrayLike = (0.05, 0.25, 0.5, 0.75, 0.95)) -> _PredictiveScorer:
+def neg_pinball_scorer(
+    q=(0.05, 0.25, 0.5, 0.75, 0.95),
+) -> _PredictiveScorer:
     """Make a scorer of quantiles: minus their mean `pinball_loss`.
 
     Parameters

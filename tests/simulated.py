@@ -17,6 +17,7 @@ so that a model which still holds one is found out.
 from __future__ import annotations
 
 import collections
+import gc
 import sys
 import threading
 import weakref
@@ -247,6 +248,9 @@ class SimulatedDevice(TorchDispatchMode):
                 self.allocated += size
             held[0] += 1
             weakref.finalize(tensor, self._release, key).atexit = False
+            if self.allocated > self.memory:
+                # Tensors of cycles that Python has not found yet.
+                gc.collect()
             if self.allocated > self.memory:
                 raise torch.OutOfMemoryError(
                     f"{self.device.type.upper()} out of memory. Tried to allocate {size} bytes. "

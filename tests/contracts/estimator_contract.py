@@ -1175,7 +1175,9 @@ class EstimatorContract(Contract):
     def test_duplicates_without_noise(self, row):
         X, y, _ = table()
         X[1] = X[0]
-        with pytest.raises(ValueError, match="1 of the 24 rows .* Set alpha .* WhiteKernel"):
+        with pytest.raises(
+            ValueError, match="1 of the (24|23 different) rows .* Set alpha .* WhiteKernel"
+        ):
             row.new(kernel=RBF(), alpha=0.0).fit(X, row.target(y))
 
     def test_time_budget_leaves_a_model(self, row):

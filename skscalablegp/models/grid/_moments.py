@@ -50,6 +50,11 @@ class GridMoments:
     total: np.ndarray
     n: int
 
+    def __post_init__(self) -> None:
+        if scipy.sparse.issparse(self.gram):
+            # Sorted entries, or a product that wants them so would change a fitted model.
+            self.gram.sum_duplicates()
+
     def __add__(self, other: GridMoments) -> GridMoments:
         return GridMoments(
             self.gram + other.gram, self.rhs + other.rhs, self.total + other.total, self.n + other.n

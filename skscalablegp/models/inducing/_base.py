@@ -22,6 +22,7 @@ from ...core import (
     chosen_start,
     compared_start,
     exact_start,
+    exact_summary,
     left_out,
     random_rows,
     resolve,
@@ -121,7 +122,7 @@ class SparseMixin:
         rows = SparseRows.of(source, counts)
         self._check_rows(model, rows)
         weights = [] if network is None else network.initial(run.generator, plan.precision)
-        replaced = f"the exact process of {n} rows: " if plan.whole else ""
+        replaced = f"{exact_summary(n)}: " if plan.whole else ""
         run.reports(
             summary=f"{replaced}{plan.n_inducing.value} inducing points, batches of "
             f"{plan.settings.batch_size}, in {plan.dtype.value} on {run.device}"
