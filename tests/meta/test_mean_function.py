@@ -73,6 +73,7 @@ class Remembers(RegressorMixin, BaseEstimator):
         return np.array([float(tuple(row) in self.seen_) for row in X])
 
 
+@pytest.mark.exact_input
 def test_the_process_sees_what_the_mean_function_has_not():
     X, y = table()
     model = MeanFunctionRegressor(process(), Remembers(), n_folds=4).fit(X, y)

@@ -78,6 +78,7 @@ def test_a_fit_that_is_cut_is_judged_by_its_own_fold(clock):
     assert model.n_residuals_ == 25 and model.estimator_.n_samples_seen_ == 75
 
 
+@pytest.mark.exact_input
 def test_a_round_that_is_cut_leaves_the_one_before(clock):
     """The step after the two folds of the first round takes all the time."""
     steps = []

@@ -86,6 +86,7 @@ def unseen(fits, kind, X, y):
     return found
 
 
+@pytest.mark.exact_input
 def test_a_stack():
     X, y = table()
     X_new = table(20, seed=1)[0]
@@ -126,6 +127,7 @@ def test_a_stack():
     assert {whole for *_, whole in ends} == {True, False}
 
 
+@pytest.mark.exact_input
 def test_noise_over_a_regressor_of_another_package():
     X, y = table()
     sizes = set()
