@@ -17,7 +17,7 @@ from ..core import FitRun
 from ..core.training import Budget
 from ._auto_base import AutoBase, Rows, Trial
 from ._below import fit_below, told_noise
-from ._leaderboard import Leaderboard, LeaderboardRow
+from ._leaderboard import Leaderboard, LeaderboardRow, in_words
 from ._members import Candidate, candidates
 from ._noise import FEWEST_ROWS, NoiseModel, best_noise
 from ._noisy import NoisyRegressorBase
@@ -396,12 +396,11 @@ class AutoGPRegressor(AutoBase, NoisyRegressorBase):
         self._end(cut, run)
 
     def _explained(self, rows: Rows, refitted: list[str], cut: list[str]) -> str:
-        pairs = zip(self.weights_, self.members_, strict=True)
-        shown = ", ".join(f"{weight:.2g} {name}" for weight, name in pairs)
+        shown = in_words(self.members_, self.weights_)
         n, m = len(rows.y), int(rows.common([each.judged for each in self._members]).sum())
         how = "folds" if rows.cross_fitted else "held-out rows"
         noise, tails = self._learned.noise, self._learned.tails.name
-        said = [f"{shown} predict, weighted by the density of {m:,} of {n:,} rows ({how})"]
+        said = [f"{shown} by the density of {m:,} of {n:,} rows ({how})"]
         if noise.parts:
             said.append(
                 f"standard deviations are multiplied by {noise.name}, which gains "

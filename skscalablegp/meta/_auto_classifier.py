@@ -17,7 +17,7 @@ from .._compat import fit_context
 from ..core import FitRun, GPClassifierBase
 from ..core.posteriors import Posterior
 from ._auto_base import AutoBase, Rows, Trial
-from ._leaderboard import Leaderboard, LeaderboardRow
+from ._leaderboard import Leaderboard, LeaderboardRow, in_words
 from ._members import Candidate, class_candidates
 from ._pool import LEAST_WEIGHT, clearly_smaller, mixture_weights
 from ._posterior_modules import PooledClasses
@@ -331,10 +331,10 @@ class AutoGPClassifier(AutoBase, MetaEstimatorMixin, GPClassifierBase):
                 for name, (took, note) in self._notes.items()
             ]
         )
-        shown = ", ".join(f"{weight:.2g} {name}" for name, weight in weights.items())
+        shown = in_words(list(weights), list(weights.values()))
         how = "folds" if rows.cross_fitted else "held-out rows"
         said = [
-            f"{shown} predict, weighted by the log loss of {int(common.sum()):,} of "
+            f"{shown} by the log loss of {int(common.sum()):,} of "
             f"{len(rows.y):,} rows ({how}), with temperature {self.temperature_:.2g}"
         ]
         if refitted:

@@ -98,3 +98,11 @@ class Leaderboard:
 
         body = "".join(line(cells, "td") for cells in self._cells())
         return f"<table><thead>{line(_HEAD, 'th')}</thead><tbody>{body}</tbody></table>"
+
+
+def in_words(names: Sequence[str], weights: Sequence[float]) -> str:
+    """Which members predict, and how they were weighted."""
+    if len(names) == 1:
+        return f"{names[0]} predicts alone, chosen"
+    parts = [f"{weight:.0%} {name}" for name, weight in zip(names, weights, strict=True)]
+    return f"{', '.join(parts[:-1])} and {parts[-1]} predict, weighted"

@@ -5,6 +5,7 @@ import pytest
 from skscalablegp._clock import clock
 from skscalablegp.core.training import Budget
 from skscalablegp.meta._auto_base import _next
+from skscalablegp.meta._leaderboard import in_words
 from skscalablegp.meta._members import candidates
 from skscalablegp.meta._trials import grown
 
@@ -72,3 +73,9 @@ def test_what_refines_the_best_member_comes_first(best, expected):
     while waiting:
         order.append(waiting.pop(_next(waiting, best)).name)
     assert order == ["linear", "trees", "exact", "neighbors", *expected]
+
+
+def test_what_predicts_is_said_in_words():
+    assert in_words(["exact"], [1.0]) == "exact predicts alone, chosen"
+    said = "60% neighbors, 30% trees and 10% linear predict, weighted"
+    assert in_words(["neighbors", "trees", "linear"], [0.6, 0.3, 0.1]) == said
