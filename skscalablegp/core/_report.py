@@ -107,7 +107,7 @@ class FitReport(Bunch):
         """How the fit ended, its seconds, the method, and the chosen values."""
         ended = f"{self.status}, {self.seconds.get('total', 0.0):.2g} s"
         chosen = [f"{name}={choice.value}" for name, choice in self.choices.items()]
-        parts = [ended, self.get("summary", ""), ", ".join(chosen)]
+        parts = [ended, self.get("summary", "").partition("\n")[0], ", ".join(chosen)]
         return " ".join("; ".join(part for part in parts if part).split())
 
     def __str__(self) -> str:  # noqa: C901 (one branch for each case)

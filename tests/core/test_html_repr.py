@@ -95,3 +95,14 @@ def test_the_report_is_escaped():
         at_bounds={},
     )
     assert "a &lt; b &amp; c" in report._repr_html_()
+
+
+def test_the_line_has_only_the_first_line_of_a_summary():
+    summary = "exact predicts alone\nmember  weight\nexact   1.00"
+    nothing = {name: {} for name in ("choices", "ignored", "at_bounds")}
+    counts = {"stop_reason": "", "n_unconverged": 0, "jitter": 0.0}
+    report = FitReport(
+        status="completed", seconds={"total": 1.0}, summary=summary, **nothing, **counts
+    )
+    line = re.search(r"<summary[^>]*>(.*?)</summary>", report._repr_html_(), re.S)[1]
+    assert line == "Fit report: completed, 1 s; exact predicts alone"
