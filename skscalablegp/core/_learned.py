@@ -23,6 +23,8 @@ _NOTHING, _ERRORS = 0.05, 3.0
 _NEARBY = 0.1
 # Rows that are compared with how many others, and the largest correlation that counts as none.
 _FEW, _COMPARED, _UNCORRELATED = 20, 20_000, 1e-6
+# Fewest rows that are compared.
+_FEWEST_COMPARED = 30
 # Columns with at most so many different whole numbers may hold codes.
 _CODES = 20
 
@@ -113,7 +115,8 @@ def rows_without_correlation(model: Any, X: Any) -> str:
     if not given or kernel is None or not model._kernel_sees_rows() or np.ndim(X) != 2:
         return ""
     rows = np.asarray(X[:_COMPARED])
-    if rows.dtype.kind not in "fiu":
+    # A few rows may be far from one another in any units.
+    if rows.dtype.kind not in "fiu" or len(rows) < _FEWEST_COMPARED:
         return ""
     rows = rows / model._column_units()
     few = np.random.RandomState(0).permutation(len(rows))[:_FEW]

@@ -128,7 +128,7 @@ class Equality(Profile):
         k = torch.ones_like(u).masked_fill_(differ, correlation)
         return k, torch.zeros_like(u), differ * k
 
-    def formula(self, u: Tensor, correlation: Tensor) -> Tensor:
+    def formula(self, u: Any, correlation: Any) -> Any:
         return torch.where(u > 0.25, correlation, 1.0)
 
     def frequencies(self, leaf: Stationary, draws: Draws) -> CodeFrequencies:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from sklearn.gaussian_process import kernels as sk
@@ -31,7 +32,7 @@ class Matern12(_Matern):
     factor = 1.0
     kink = True
 
-    def formula(self, a: Tensor) -> Tensor:
+    def formula(self, a: Any) -> Any:
         return torch.exp(-a)
 
     def value(self, a: Tensor) -> Tensor:
@@ -47,7 +48,7 @@ class Matern32(_Matern):
 
     factor = 3.0
 
-    def formula(self, u: Tensor) -> Tensor:
+    def formula(self, u: Any) -> Any:
         a = root(u)
         return (1 + a) * torch.exp(-a)
 
@@ -67,7 +68,7 @@ class Matern52(_Matern):
 
     factor = 5.0
 
-    def formula(self, u: Tensor) -> Tensor:
+    def formula(self, u: Any) -> Any:
         a = root(u)
         return (1 + a + u / 3) * torch.exp(-a)
 

@@ -24,7 +24,7 @@ class RationalQuadratic(Profile):
     factor = 0.5
     shape = ("alpha",)
 
-    def formula(self, u: Tensor, alpha: Tensor) -> Tensor:
+    def formula(self, u: Any, alpha: Any) -> Any:
         return torch.exp(-alpha * torch.log1p(u / alpha))
 
     def value(self, u: Tensor, alpha: float) -> Tensor:

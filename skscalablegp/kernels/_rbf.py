@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from sklearn.gaussian_process import kernels as sk
 from torch import Tensor
@@ -17,7 +19,7 @@ class Gaussian(Profile):
     factor = 0.5
     separable = True
 
-    def formula(self, u: Tensor) -> Tensor:
+    def formula(self, u: Any) -> Any:
         return torch.exp(-u)
 
     def value(self, u: Tensor) -> Tensor:

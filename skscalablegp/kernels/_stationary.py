@@ -213,7 +213,7 @@ class Plain(Stationary):
         return reduce(torch.add, parts)
 
 
-def root(u: Float[Tensor, "*s"]) -> Float[Tensor, "*s"]:
+def root(u: Any) -> Any:
     """The square root, with a derivative of 0 at 0."""
     return u.clamp_min(torch.finfo(u.dtype).tiny).sqrt()
 

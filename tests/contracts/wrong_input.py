@@ -21,6 +21,7 @@ from sklearn.gaussian_process.kernels import RBF, WhiteKernel
 
 import skscalablegp as sk
 from skscalablegp import (
+    AutoGPRegressor,
     datasets,
     gradients,
     inspection,
@@ -100,6 +101,7 @@ GOOD = {
     "fetch_uci": dict(name="drawn", download_if_missing=False),
     "fetch_flights": dict(n_rows=5),
 }
+COMPARED = AutoGPRegressor(["linear"], random_state=0).fit(X, y)
 # The same for the displays, each of which takes some of these.
 DRAWN = dict(estimator=FITTED, X=X, y=y, features=0, grid_resolution=5, n_repeats=1, n_bins=4)
 DRAWN |= dict(y_true=y, y_pred=y, quantiles=y[:, None] + [-1, 1], interval=y[:, None] + [-1, 1])
@@ -156,7 +158,8 @@ def try_displays():
             if not hasattr(display, make):
                 continue
             made = getattr(display, make)
-            known = {p: v for p, v in DRAWN.items() if p in inspect.signature(made).parameters}
+            usual = DRAWN | {"estimator": COMPARED} if name == "LeaderboardDisplay" else DRAWN
+            known = {p: v for p, v in usual.items() if p in inspect.signature(made).parameters}
             for parameter in inspect.signature(made).parameters:
                 if parameter in (*FREE, "name", "label"):
                     continue

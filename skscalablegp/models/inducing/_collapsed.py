@@ -205,7 +205,7 @@ def left_out_scales(
     theta: Float[Tensor, " p"],
     Z: Float[Tensor, "m d"],
     blocks: Blocks,
-    some: tuple[Tensor, Tensor, Tensor],
+    some: tuple[Any, ...],
 ) -> tuple[float, float]:
     """Factors of the prior variance and of the noise variance that suit held-out rows.
 

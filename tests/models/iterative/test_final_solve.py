@@ -171,7 +171,7 @@ def test_large_tables_are_trained_on_subsets_and_scaled_by_rows_left_out(monkeyp
     np.testing.assert_allclose(ours.kernel_.theta[1:3], mean[1:3], atol=1e-6)
     # A limit of the steps holds for each subset; all rows can be asked for.
     few = IterativeGPRegressor(max_iter=2, random_state=0)
-    with pytest.warns(ConvergenceWarning, match="max_iter=2 ended training"):
+    with pytest.warns(ConvergenceWarning, match="max_iter=2 ended a stage of training"):
         few.fit(X[:250], y[:250])
     assert "full" not in few.history_["stage"] and few.fit_report_.status == "max_iter"
     assert np.unique(few.history_["stage"], return_counts=True)[1].max() <= 2
