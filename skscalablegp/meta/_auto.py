@@ -396,7 +396,7 @@ class AutoGPRegressor(AutoBase, NoisyRegressorBase):
         self._end(cut, run)
 
     def _explained(self, rows: Rows, refitted: list[str], cut: list[str]) -> str:
-        shown = in_words(self.members_, self.weights_)
+        shown = in_words(self.members_, self.weights_.tolist())
         n, m = len(rows.y), int(rows.common([each.judged for each in self._members]).sum())
         how = "folds" if rows.cross_fitted else "held-out rows"
         noise, tails = self._learned.noise, self._learned.tails.name
