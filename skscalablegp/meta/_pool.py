@@ -10,6 +10,7 @@ from jaxtyping import Float, Int
 from scipy.optimize import minimize_scalar, nnls
 
 from .._predicted import normal_crps
+from ..core.data import row_hashes
 from ..core.posteriors import normal_log_density
 from ._below import mean_square
 from ._noise import NoiseModel
@@ -28,8 +29,6 @@ FEWEST_UNIQUE = 25
 _FLOOR = 0.01
 # Largest logarithm of the factor of a variance, up or down.
 _WIDEST = 23.0
-# A factor that spreads bits.
-_ODD = np.uint64(0x9E3779B97F4A7C15)
 # Smallest variance, relative to that of the targets.
 _LEAST = 1e-10
 
@@ -78,16 +77,9 @@ class Validated:
 def numbered(X: Float[np.ndarray, "n d"]) -> Int[np.ndarray, " n"]:
     """The number of each distinct row of X, from 0: equal rows have equal numbers.
 
-    O(n d + n log n).
-    Rows are compared by sums of 64 bits. Two different rows among a million have equal sums with a
-    probability of 3e-8.
+    O(n d + n log n). Rows are compared by `row_hashes`.
     """
-    bits = np.ascontiguousarray(X + 0.0).view(np.uint64)  # -0.0 and 0.0 are equal, not their bits
-    key = np.zeros(len(X), np.uint64)
-    for column in bits.T:
-        key = (key ^ column ^ (column >> np.uint64(29))) * _ODD
-        key ^= key >> np.uint64(32)
-    return np.unique(key, return_inverse=True)[1].ravel()
+    return np.unique(row_hashes(X.T), return_inverse=True)[1].ravel()
 
 
 def occur_once(numbers: Int[np.ndarray, " n"], rows: np.ndarray) -> np.ndarray:

@@ -1,6 +1,6 @@
 """Tables and sources of rows, with their scaling."""
 
-from ._merging import Merged, merged
+from ._merging import Merged, merged, row_hashes
 from ._rows import (
     BLOCK_ROWS,
     RowSource,
