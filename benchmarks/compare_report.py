@@ -2,12 +2,14 @@
 """Tables and the picture "test NLPD against seconds" from what compare.py, rivals.py and
 cross_val.py measured.
 
-    python benchmarks/compare_report.py          # doc/comparison_tables.inc, doc/rival_table.inc,
-                                                 # doc/cross_val_table.inc, doc/comparison.png
+    python benchmarks/compare_report.py          # doc/comparison_tables.inc, doc/cost_table.inc,
+                                                 # doc/rival_table.inc, doc/cross_val_table.inc,
+                                                 # doc/comparison.png
 
-Where a cell was measured more than once, its last line counts; several splits are averaged. Lines
-measured under settings other than the last line's (rows, budget, clock, threads) are left out and
-counted. A cell that failed on any split is shown as failed.
+Fits that took more than a tenth over the limit are marked, and stand below the others. Where a cell
+was measured more than once, its last line counts; several splits are averaged. Lines measured under
+settings other than the last line's (rows, budget, clock, threads) are left out and counted. A cell
+that failed on any split is shown as failed.
 """
 
 import argparse
@@ -32,6 +34,11 @@ COLUMNS = (
 )
 # Beyond the range of the others, a bad score would flatten a panel: it is drawn at the edge.
 WORST_NLPD = 1.5
+# The mark of a fit that took more than the limit, and by how much it may exceed it without.
+OVER = " †"
+TOLERATED = 1.1
+# Larger tables are in the second column of the table of costs.
+MANY_ROWS = 20_000
 
 
 def main(argv=None):
@@ -44,9 +51,10 @@ def main(argv=None):
     out = Path(args.out)
     text = "\n".join([*preamble(used, settings, len(lines) - len(alike)), "", *tables(cells)])
     (out / "comparison_tables.inc").write_text(text + "\n", encoding="utf-8")
+    (out / "cost_table.inc").write_text("\n".join(cost_table(cells)) + "\n", encoding="utf-8")
     draw(cells, settings, out / "comparison.png")
     raced = [json.loads(text) for text in Path(args.rivals).read_text("utf-8").splitlines() if text]
-    text = "\n".join(rival_table(last(raced)))
+    text = "\n".join(rival_table(last(raced), dict.fromkeys(cells, settings["max_seconds"])))
     (out / "rival_table.inc").write_text(text + "\n", encoding="utf-8")
     folds = [json.loads(text) for text in Path(args.folds).read_text("utf-8").splitlines() if text]
     text = "\n".join(fold_table(folds))
@@ -90,8 +98,15 @@ def averages(lines):
     for key, name in names.items():
         values = [line.get(name) for line in lines]
         cell[key] = None if None in values else sum(values) / len(values)
+    cell["n_test"] = lines[0]["n_test"]
+    cell["over"] = is_over(cell, max(line["max_seconds"] for line in lines))
     cell["ended"] = any(line.get("stop_reason") in ("max_seconds", "callback") for line in lines)
     return cell
+
+
+def is_over(cell, limit):
+    """Whether a fit took clearly more than the limit."""
+    return cell["fit"] is not None and cell["fit"] > TOLERATED * limit
 
 
 # ------------------------------------------------------------------ text
@@ -111,7 +126,9 @@ def preamble(lines, settings, left_out):
         f"{f'{rows:,} training rows' if rows else 'all training rows'}; {listed}.",
         f"Seconds are {clock}. Training ends after {settings['max_seconds']:g} of them with the "
         "best model so far (marked \\*), if the estimator supports a limit; a cell, predictions "
-        f"included, is cut at {cut_seconds(lines)} and then has no figures.",
+        f"included, is cut at {cut_seconds(lines)} and then has no figures. A fit that took "
+        f"more than a tenth over the limit is marked{OVER} and stands below the others, because "
+        "it had more time.",
     ]
     if left_out:
         text.append(f"{left_out} lines of the file were measured under other settings.")
@@ -145,7 +162,8 @@ def tables(cells):
                 shown = [
                     "" if cell[key] is None else form.format(cell[key]) for _, key, form in COLUMNS
                 ]
-                rows.append([name + (" \\*" if cell["ended"] else ""), *shown])
+                marks = (" \\*" if cell["ended"] else "") + (OVER if cell["over"] else "")
+                rows.append([name + marks, *shown])
             else:
                 rows.append([name, f"*{cell['status']}*", *[""] * (len(COLUMNS) - 1)])
                 notes.append(f"- {name}: {plain(cell.get('error', ''))}")
@@ -157,21 +175,54 @@ def tables(cells):
             yield from ("", f"Not measured: {', '.join(missing)}.")
 
 
-def rival_table(lines):
-    """One table: rivals and the models that race with them, by NLPD within each data set."""
+def cost_table(cells):
+    """Seconds of fits on smaller and larger tables, and microseconds of a prediction with std."""
+    fits, rows = defaultdict(lambda: ([], [])), defaultdict(list)
+    sizes = ([], [])
+    for found in cells.values():
+        for name, cell in found.items():
+            if cell["status"] == "ok":
+                many = cell["n_train"] > MANY_ROWS
+                sizes[many].append(cell["n_train"])
+                fits[name][many].append(cell["fit"])
+                rows[name].append(1e6 * cell["predict"] / cell["n_test"])
+    heads = [f"fit s, {min(n):,} to {max(n):,} rows" for n in sizes if n]
+    header = ["estimator", *heads, "µs a predicted row"]
+    texts = {
+        name: [*(extent(part) for part, n in zip(fits[name], sizes, strict=True) if n), extent(us)]
+        for name, us in rows.items()
+    }
+    return simple_table(header, [[name, *texts[name]] for name in sorted(texts)])
+
+
+def extent(values):
+    """The lowest and the highest of some values."""
+    shown = [f"{value:,.0f}" for value in (min(values), max(values))] if values else [""]
+    return " to ".join(dict.fromkeys(shown))
+
+
+def rival_table(lines, limits):
+    """One table: rivals and the models that race with them, by NLPD within each data set.
+
+    `limits` are seconds for data sets that other estimators had under a tighter limit.
+    """
     columns = [(label, key, form) for label, key, form in COLUMNS if key in ("nll", "coverage95")]
     form = "{:.3g}"
     columns = [("RMSE", "rmse", form), columns[0], ("CRPS", "crps", form), columns[1]]
     header = ["data set", "model", *(label for label, _, _ in columns), "seconds"]
     rows, notes = [], []
     for dataset, cells in combine(lines).items():
+        limit = limits.get(dataset, float("inf"))
+        for cell in cells.values():
+            cell["over"] = cell["status"] == "ok" and is_over(cell, limit)
         for name in sorted(cells, key=lambda n: order(cells[n])):
             cell = cells[name]
             if cell["status"] != "ok":
                 notes.append(f"- {name} on {dataset}: {plain(cell.get('error', ''))}")
                 continue
             shown = [form.format(cell[key]) for _, key, form in columns]
-            rows.append([dataset, name, *shown, f"{cell['fit'] + cell['predict']:.0f}"])
+            mark = OVER if cell["over"] else ""
+            rows.append([dataset, name + mark, *shown, f"{cell['fit'] + cell['predict']:.0f}"])
     return [*simple_table(header, rows), *(["", *notes] if notes else [])]
 
 
@@ -201,8 +252,8 @@ def fold_table(lines, baseline="SVGPRegressor"):
 
 
 def order(cell):
-    """By NLPD, failures last."""
-    return cell["nll"] if cell["status"] == "ok" else float("inf")
+    """By NLPD; then fits over the limit, and failures last."""
+    return (cell["over"], cell["nll"]) if cell["status"] == "ok" else (True, float("inf"))
 
 
 def plain(text):

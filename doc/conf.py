@@ -49,7 +49,7 @@ html_css_files = ["custom.css"]
 html_show_sourcelink = False
 html_theme_options = {
     "logo": {"text": "skscalablegp"},
-    "header_links_before_dropdown": 8,
+    "header_links_before_dropdown": 9,
     "navigation_with_keys": False,
     "navbar_align": "left",
     "show_prev_next": True,
@@ -58,7 +58,7 @@ html_theme_options = {
     "footer_end": ["theme-version"],
 }
 # The landing page needs no list of sections beside it.
-html_sidebars = {"index": [], "comparison": [], "reference": ["sidebar-nav-bs"]}
+html_sidebars = {"index": [], "choose": [], "comparison": [], "reference": ["sidebar-nav-bs"]}
 
 # Prompts are not copied with the code behind them.
 copybutton_prompt_text = r">>> |\.\.\. |\$ "
