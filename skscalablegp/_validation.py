@@ -6,6 +6,7 @@ functions only read their arguments (and, for memory, the machine).
 
 from __future__ import annotations
 
+import datetime
 import math
 import os
 from numbers import Integral, Real
@@ -22,6 +23,8 @@ from ._devices import free_memory
 # Accepted magnitudes: within the range of single precision, in which some models compute, and with
 # ratios that can be squared in double precision.
 _LARGEST, _SMALLEST = 1e30, 1e-30
+# Parts of the messages of errors that strings raise on their conversion to numbers.
+_CONVERSION = "could not convert", "Cannot cast", "could not be promoted"
 
 
 # ---------------------------------------------------------------- tables
@@ -45,11 +48,14 @@ def validated(estimator: Any, X: Any = "no_validation", y: Any = "no_validation"
     ValueError
         If scikit-learn refuses the table, or numbers are too large or too small to compute with.
     """
+    learns_numbers = rules.get("reset", True) and not rules.get("skip_check_array")
     with config_context(array_api_dispatch=False):
         try:
+            if learns_numbers and _has_dates(X):
+                raise TypeError(_CONVERSION[0])
             checked = validate_data(estimator, X, y, **rules)
-        except ValueError as error:
-            if "could not convert" not in str(error) or _is_numeric(X):
+        except (TypeError, ValueError) as error:
+            if not _is_conversion(error, X):
                 raise
             raise ValueError(_not_numbers(type(estimator).__name__, X, error)) from error
     if not rules.get("skip_check_array"):
@@ -65,17 +71,61 @@ def validated(estimator: Any, X: Any = "no_validation", y: Any = "no_validation"
     return checked
 
 
-def _not_numbers(estimator: str, X: Any, error: ValueError) -> str:
-    """The message for a table with texts."""
-    named = [repr(name) for name in getattr(X, "columns", ()) if not _is_numeric(X[name])]
-    what = f"column{'s' * (len(named) > 1)} {', '.join(named[:5])}" if named else "a value"
+def _is_conversion(error: Exception, X: Any) -> bool:
+    """Whether an error says that strings or dates are no numbers."""
+    if any(words in str(error) for words in _CONVERSION):
+        return not _is_numeric(X)
+    return "float() argument" in str(error) and _holds_dates(X)
+
+
+def _has_dates(X: Any) -> bool:
+    """Whether a column holds dates, which some containers turn into numbers silently."""
+    if hasattr(X, "columns"):
+        return any(_holds_dates(X[name]) for name in X.columns)
+    return getattr(getattr(X, "dtype", None), "kind", "") in ("m", "M")
+
+
+def _not_numbers(estimator: str, X: Any, error: Exception) -> str:
+    """The message for a table with strings or dates."""
+    columns = {name: X[name] for name in getattr(X, "columns", ())}
+    dates = [name for name, values in columns.items() if _holds_dates(values)]
+    strings = [name for name in columns if name not in dates and not _is_numeric(columns[name])]
+    got, remedies = [], []
+    if dates or (not columns and _holds_dates(X)):
+        got.append(f"dates in {_places(dates)}")
+        remedies.append("turn dates into numbers, such as days since the first one")
+    if strings or not got:
+        got.append(f"strings in {_places(strings)}")
+        if not dates:
+            got[-1] += f" ({error})"
+        remedies.append(
+            "encode categories with OneHotEncoder, or with OrdinalEncoder for a kernel with "
+            "kernels.Categorical"
+        )
     return (
-        f"X must hold numbers for {estimator}, got strings in {what} ({error}): encode categories "
-        "with OneHotEncoder, or with OrdinalEncoder for a kernel with kernels.Categorical."
+        f"X must hold numbers for {estimator}, got {' and '.join(got)}: {'; '.join(remedies)}. "
+        "AutoGPRegressor and AutoGPClassifier encode such columns themselves."
     )
 
 
+def _places(names: list[Any]) -> str:
+    if not names:
+        return "a value"
+    return f"column{'s' * (len(names) > 1)} {', '.join(map(repr, names[:5]))}"
+
+
+def _holds_dates(values: Any) -> bool:
+    """Whether values, or the first that are objects, are dates or times."""
+    array = np.asarray(values)
+    if array.dtype.kind == "O":
+        kinds = (datetime.date, datetime.timedelta, np.datetime64, np.timedelta64)
+        return any(isinstance(value, kinds) for value in array.ravel()[:1000])
+    return array.dtype.kind in "mM"
+
+
 def _is_numeric(values: Any) -> bool:
+    if _has_dates(values):
+        return False
     try:
         np.asarray(values, dtype=float)
     except (TypeError, ValueError):

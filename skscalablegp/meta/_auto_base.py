@@ -181,9 +181,9 @@ class AutoBase:
             numbers = {"dtype": np.float64, "ensure_all_finite": "allow-nan"}
             X = validated(self, X, reset=False, **numbers)
             return self._encoder.transform(X, validated=True)
-        encoded = self._encoder.transform(X)
+        # Names and the number of columns first: their message is the clearer one.
         validated(self, X, reset=False, skip_check_array=True)
-        return encoded
+        return self._encoder.transform(X)
 
     def _divided(
         self: Any, X: np.ndarray, y: np.ndarray, known: Any, run: FitRun, classes: bool = False

@@ -1017,6 +1017,25 @@ class EstimatorContract(Contract):
         with pytest.raises(ValueError, match="X has 3 features, but .* is expecting 2 features"):
             model.predict(np.column_stack([X_new, X_new[:, 0]]))
 
+    @once_a_class
+    def test_dates_and_strings_in_tables(self, row):
+        pd = pytest.importorskip("pandas")
+        if row.new().__sklearn_tags__().input_tags.string:
+            return
+        X, y, _ = table()
+        frame = pd.DataFrame(X, columns=["a", "b"]).assign(
+            sold=pd.Timestamp("2024-01-01") + pd.to_timedelta(np.arange(len(X)), unit="D"),
+            city="Rome",
+        )
+        for columns, named in [
+            (["a", "sold"], "dates in column 'sold'"),
+            (["sold"], "dates in column 'sold'"),
+            (["a", "sold", "city"], "dates in column 'sold' and strings in column 'city'"),
+        ]:
+            model = row.new()
+            with pytest.raises(ValueError, match=f"for {type(model).__name__}, got {named}: "):
+                model.fit(frame[columns], row.target(y))
+
     def test_not_fitted(self, row):
         X_new = table()[2]
         model = row.new()

@@ -272,6 +272,9 @@ class TestAutoGPRegressor:
         test = test.copy()
         test.loc[test.index[0], "many"] = "never seen"
         assert np.isfinite(model.predict(test, return_std=True)).all()
+        with pytest.raises(ValueError, match="yet now missing:\n- few") as caught:
+            model.predict(test.drop(columns="few"))
+        assert "Encoder" not in str(caught.value)
 
     @pytest.mark.parametrize(
         "seed",
