@@ -160,15 +160,15 @@ class GPClassifierBase(ClassifierMixin, GPModel):
         return X, self._numbered(y, reset, classes)
 
     def _read_weighted(
-        self, X: Any, y: Any, classes: Any, sample_weight: Any
+        self, X: Any, y: Any, classes: Any, sample_weight: Any, reset: bool = True
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
         """As `_read_rows`, with equal rows merged, and their weights; None if all are one."""
-        X, y = validated(self, X, y, dtype=_KEPT)
+        X, y = validated(self, X, y, dtype=_KEPT, reset=reset)
         weights = check_sample_weight(sample_weight, len(X))
         if weights is not None and not weights.all():
             # A class whose rows have no weight is no class.
             X, y, weights = X[weights > 0], y[weights > 0], weights[weights > 0]
-        codes = self._numbered(y, classes=classes)
+        codes = self._numbered(y, reset, classes)
         found = merged_with_targets(X, codes[:, None].astype(np.float64), [], weights)
         if found is None:
             return X, codes, None

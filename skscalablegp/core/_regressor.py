@@ -80,7 +80,7 @@ class TableRegressorBase(GPPredictionBase):
             If the work would not fit into memory; raised before it starts.
         """
         with FitRun(self) as run:
-            table = self._read_merged(X, y, noise_variance, sample_weight, run)
+            table = self._read_table(X, y, noise_variance, run, sample_weight)
             kernel = self._compile_kernel(table, run)
             table = table.centred(kernel) if self._centres else table
             plan = self._planned(table, kernel, run)
@@ -119,30 +119,20 @@ class TableRegressorBase(GPPredictionBase):
         return validated(self, X, reset=False, **self._accepted_rows(self.kernel_))
 
     def _read_table(
-        self, X: Any, y: Any, noise_variance: Any, run: FitRun, copy: bool | None = None
+        self,
+        X: Any,
+        y: Any,
+        noise_variance: Any,
+        run: FitRun,
+        sample_weight: Any = None,
+        copy: bool | None = None,
     ) -> Table:
-        """The validated table; also sets the attributes of `validate_data` and `_noise_given`.
+        """The validated table, in which equal rows have been merged into one.
 
-        `copy` says whether X is copied; the default is the parameter `copy_X_train`.
+        Also sets the attributes of `validate_data` and `_noise_given`. `copy` says whether X is
+        copied; the default is the parameter `copy_X_train`.
         """
         copy = self.copy_X_train if copy is None else copy
-        accepted = self._accepted_rows(self.kernel)
-        X, y = validated(self, X, y, multi_output=True, y_numeric=True, **accepted)
-        check_n_targets(self.n_targets, y)
-        self._noise_given = noise_variance is not None
-        return Table.read(
-            X.copy() if copy else X,
-            y,
-            lambda y_std: self._own_noise(len(X), y_std),
-            noise_variance,
-            run.normalizes(y),
-            shared=self._shares_scale(noise_variance),
-        )
-
-    def _read_merged(
-        self, X: Any, y: Any, noise_variance: Any, sample_weight: Any, run: FitRun
-    ) -> Table:
-        """As `_read_table`, with weights of rows, and with equal rows merged into one."""
         accepted = self._accepted_rows(self.kernel)
         X, y = validated(self, X, y, multi_output=True, y_numeric=True, **accepted)
         check_n_targets(self.n_targets, y)
@@ -157,7 +147,7 @@ class TableRegressorBase(GPPredictionBase):
             noise_variance = noise_variance if known is None else known[found.rows]
             repeats = {"counts": found.counts, "within": found.within}
         return Table.read(
-            X.copy() if self.copy_X_train and found is None else X,
+            X.copy() if copy and found is None else X,
             y,
             lambda y_std: own / self._own_unit(y_std),
             noise_variance,
@@ -178,19 +168,26 @@ class TableRegressorBase(GPPredictionBase):
         return merged(X, y, [column for column in noise if np.ptp(column) > 0], weights)
 
     def _read_more(
-        self, X: Any, y: Any, noise_variance: Any, run: FitRun
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Further rows for `partial_fit`, with normalised targets (m, t) and known noise (m,)."""
+        self, X: Any, y: Any, noise_variance: Any, sample_weight: Any, run: FitRun
+    ) -> Table:
+        """Further rows for `partial_fit` in the model's units, equal ones merged into one."""
         X, y = validated(
             self, X, y, multi_output=True, y_numeric=True, dtype=np.float64, reset=False
         )
         check_n_targets(self._n_outputs(), y)
         check_categories(self._trained_kernel(), X)
-        known = self._own_noise(len(X), self._y_train_std)
-        known = known + known_noise(noise_variance, len(X), self._y_train_std)
+        mean, std = self._y_train_mean, self._y_train_std
+        known = self._own_noise(len(X), std) + known_noise(noise_variance, len(X), std)
+        weights = check_sample_weight(sample_weight, len(X))
         self._noise_given |= noise_variance is not None
-        run.begin(X, y, self.n_samples_seen_)
-        return X, ((y - self._y_train_mean) / self._y_train_std).reshape(len(X), -1), known
+        found = merged(X, y.astype(np.float64), [known] if np.ptp(known) > 0 else [], weights)
+        counts = within = None
+        if found is not None:
+            X, y, known, counts = X[found.rows], found.y, known[found.rows], found.counts
+            within = found.within if counts is None else (found.within / std**2).sum(1)
+        more = Table(X, (y - mean) / std, mean, std, known, counts=counts, within=within)
+        run.begin(X, more.y, self.n_samples_seen_, n_rows=more.n_rows)
+        return more
 
     def _training_noise(self, X: np.ndarray, noise_variance: Any) -> np.ndarray | None:
         kept = getattr(self, "X_train_", None)
@@ -264,14 +261,16 @@ class TableRegressorBase(GPPredictionBase):
         evaluation = run.finish("factor", lambda: self._keep_exactly(process))
         run.reports(jitter=evaluation.jitter, summary=f"the exact process of {n} rows")
 
-    def _append(self, X: np.ndarray, Y: np.ndarray, known: np.ndarray) -> int:
+    def _append(self, more: Table) -> int:
         """Append such rows to the table; returns the number of rows."""
-        self.X_train_ = np.concatenate([self.X_train_, X])
-        self.y_train_ = np.concatenate([self.y_train_, Y.reshape(-1, *self.y_train_.shape[1:])])
-        self._noise_train = np.concatenate([self._noise_train, known])
-        if self._counts_train is not None:
-            self._counts_train = np.append(self._counts_train, np.ones(len(X)))
-            self._within_train = np.append(self._within_train, np.zeros(len(X)))
+        table = self._table()
+        if table.counts is not None or more.counts is not None:
+            table, more = table.counted(), more.counted()
+            self._counts_train = np.append(table.counts, more.counts)
+            self._within_train = np.append(table.within, more.within)
+        self.X_train_ = np.concatenate([table.X, more.X])
+        self.y_train_ = np.concatenate([table.y, more.y])
+        self._noise_train = np.concatenate([table.noise, more.noise])
         return len(self.X_train_)
 
     def _compile_kernel(self, table: Table, run: FitRun) -> TorchKernel:

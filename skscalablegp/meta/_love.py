@@ -9,11 +9,12 @@ import numpy as np
 import torch
 from sklearn.frozen import FrozenEstimator
 from sklearn.utils import get_tags
-from sklearn.utils.validation import check_is_fitted
+from sklearn.utils.validation import check_is_fitted, has_fit_parameter
 
 from .._compat import fit_context
-from .._validation import validated
+from .._validation import check_sample_weight, validated
 from ..core import FitRun, GPPredictionBase, fitted_process
+from ..core.data import Merged, merged
 from ..core.posteriors import AUTO_RANK, LowRank, LowRankForm, Posterior
 from ..models.grid import KISSGPRegressor
 from ._below import MetaRegressorBase, fit_below, mean_square
@@ -156,7 +157,9 @@ class LOVEPredictor(MetaRegressorBase):
     # ------------------------------------------------------------------ fit
 
     @fit_context(prefer_skip_nested_validation=False)
-    def fit(self, X: Any, y: Any, noise_variance: Any = None) -> LOVEPredictor:
+    def fit(
+        self, X: Any, y: Any, noise_variance: Any = None, sample_weight: Any = None
+    ) -> LOVEPredictor:
         """Fit the regressor unless it is frozen, then prepare low-rank variances.
 
         Parameters
@@ -169,6 +172,9 @@ class LOVEPredictor(MetaRegressorBase):
         noise_variance : float or array-like of shape (n,), optional
             Known noise variance of each row, in the target's own units squared. The regressor
             receives it; over a frozen one it is an error.
+        sample_weight : float or array-like of shape (n,), optional
+            Weight of each row: a row of weight k counts as k equal rows. The regressor receives it,
+            so that this must be one that takes weights; over a frozen one it is an error.
 
         Returns
         -------
@@ -178,7 +184,7 @@ class LOVEPredictor(MetaRegressorBase):
         Raises
         ------
         TypeError
-            For a regressor whose posterior has no fast products.
+            For a regressor whose posterior has no fast products, or that takes no weights.
         ValueError
             For input or settings the model cannot honour, and for columns that are not those of a
             frozen regressor.
@@ -189,14 +195,22 @@ class LOVEPredictor(MetaRegressorBase):
             checked, targets = validated(
                 self, X, y, multi_output=True, y_numeric=True, dtype=np.float64
             )
-            run.begin(checked, targets)
+            weights = check_sample_weight(sample_weight, len(checked))
+            found = None
+            if weights is not None or not isinstance(self.estimator, FrozenEstimator):
+                found = merged(checked, targets, [], weights)
+            n_rows = len(checked) if weights is None else weights.sum()
+            if found is not None:
+                checked, targets = checked[found.rows], found.y
+            run.begin(checked, targets, n_rows=n_rows)
             held = _between(checked, run.random_state)
             probes = checked[:: max(1, len(checked) // _PROBE_ROWS)]
             frozen = isinstance(self.estimator, FrozenEstimator)
             if frozen:
-                inner = self._frozen(X, noise_variance, run)
+                inner = self._frozen(X, noise_variance, sample_weight, run)
             else:
-                inner = self._fitted(X, y, noise_variance, held, probes, run)
+                own = {"noise_variance": noise_variance, "sample_weight": sample_weight}
+                inner = self._fitted(X, y, own, held, probes, run)
             form = _form(inner)
             run.device = inner._fit_device()
             run.chose("dtype", _dtype(inner), "the regressor's")
@@ -204,32 +218,47 @@ class LOVEPredictor(MetaRegressorBase):
             run.chose("max_variance_rank", min(AUTO_RANK, form.full // 2), why)
             # The target as the posterior sees it.
             process = fitted_process(inner)
-            scale = mean_square((targets - process.y_mean) / process.y_std)
+            scale = _unit(targets, found, process.y_mean, process.y_std)
             made = self._grown(inner, form, held, probes, scale, run)
             self._finish(inner, made, scale)
             self._conclude(inner, frozen, run)
         return self
 
-    def _frozen(self, X: Any, noise_variance: Any, run: FitRun) -> GPPredictionBase:
+    def _frozen(
+        self, X: Any, noise_variance: Any, sample_weight: Any, run: FitRun
+    ) -> GPPredictionBase:
         """The inner regressor, which was fitted before."""
         inner = self.estimator.estimator
         _check_ours(inner)
         check_is_fitted(inner, "n_iter_")
         validated(inner, X, skip_check_array=True, reset=False)
-        if noise_variance is not None:
-            raise ValueError(
-                "LOVEPredictor does not fit a frozen regressor again: pass noise_variance where it "
-                "is fitted."
-            )
+        for name, value in (("noise_variance", noise_variance), ("sample_weight", sample_weight)):
+            if value is not None:
+                raise ValueError(
+                    f"LOVEPredictor does not fit a frozen regressor again: pass {name} where it "
+                    "is fitted."
+                )
         run.ignores(("device", "dtype"), "a frozen regressor is not fitted again")
         return inner
 
     def _fitted(
-        self, X: Any, y: Any, noise_variance: Any, held: np.ndarray, probes: np.ndarray, run: FitRun
+        self,
+        X: Any,
+        y: Any,
+        own: dict[str, Any],
+        held: np.ndarray,
+        probes: np.ndarray,
+        run: FitRun,
     ) -> GPPredictionBase:
         """The inner regressor, fitted under the budget and the callbacks of this fit."""
         given = KISSGPRegressor() if self.estimator is None else self.estimator
         _check_ours(given)
+        known = {name: value for name, value in own.items() if value is not None}
+        if "sample_weight" in known and not has_fit_parameter(given, "sample_weight"):
+            raise TypeError(
+                f"{type(given).__name__} takes no sample_weight, which LOVEPredictor passes to its "
+                "regressor: use KISSGPRegressor or IterativeGPRegressor, or repeat the rows."
+            )
         inner = self._opened(given, run)
 
         def preview(model: LOVEPredictor, below: GPPredictionBase) -> None:
@@ -237,7 +266,6 @@ class LOVEPredictor(MetaRegressorBase):
             growing = form.growing(*_inputs(below, held, probes), rank, rank)
             model._finish(below, next(growing), 1.0)
 
-        known = {} if noise_variance is None else {"noise_variance": noise_variance}
         fit_below(inner, run, X, y, preview, **known)
         return inner
 
@@ -328,6 +356,17 @@ class LOVEPredictor(MetaRegressorBase):
 
     def _check_joint_memory(self, X: np.ndarray, what: str) -> None:
         fitted_process(self.estimator_).check_joint_memory(X, what)
+
+
+def _unit(targets: np.ndarray, found: Merged | None, mean: Any, std: Any) -> float:
+    """The mean square of the targets as the posterior sees them, of all rows that were merged."""
+    squares = np.square((targets - mean) / std)
+    if found is None or found.counts is None:
+        return mean_square((targets - mean) / std)
+    counts = found.counts.reshape(-1, *[1] * (squares.ndim - 1))
+    within = found.within.reshape(squares.shape) / np.square(std)
+    total = (counts * squares + within).sum() / (counts.sum() * squares[0].size)
+    return max(float(total), np.finfo(float).tiny)
 
 
 def _check_ours(inner: Any) -> None:

@@ -10,6 +10,7 @@ import torch
 from numpy.testing import assert_allclose, assert_array_equal
 from scipy.stats import multivariate_normal
 from sklearn.base import clone
+from sklearn.frozen import FrozenEstimator
 from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel, WhiteKernel
 from sklearn.model_selection import GridSearchCV
@@ -19,6 +20,9 @@ from sklearn.preprocessing import StandardScaler
 import skscalablegp
 from skscalablegp import (
     IterativeGPRegressor,
+    KISSGPRegressor,
+    LOVEPredictor,
+    MinimaxDKLRegressor,
     NNGPRegressor,
     PoERegressor,
     RFFRegressor,
@@ -28,7 +32,9 @@ from skscalablegp import (
     SVGPClassifier,
     SVGPRegressor,
 )
+from skscalablegp.core.data import merged
 from skscalablegp.files import load, save
+from skscalablegp.meta._love import _unit
 
 SETTINGS = {"random_state": 0, "max_iter": 2}
 FEW = {"optimizer": None, **SETTINGS}
@@ -55,6 +61,16 @@ MODELS = {
     "variational": SVGPRegressor(n_inducing=8, batch_size=10, **METHOD),
     "all-points": SVGPRegressor(**SETTINGS),
     "student": SVGPRegressor(likelihood="student_t", n_inducing=8, **SETTINGS),
+    "grid": KISSGPRegressor(grid_size=8, **SETTINGS),
+    "few-on-a-grid": KISSGPRegressor(grid_size=20, **SETTINGS),
+    "no-grid": KISSGPRegressor(**SETTINGS),
+    "grid-solves": KISSGPRegressor(grid_size=8, solver="cg", **SETTINGS),
+    "sum-of-grids": KISSGPRegressor(structure="additive", **SETTINGS),
+    "grid-features": KISSGPRegressor(
+        feature_extractor=(4, 1), max_epochs=3, grid_size=12, **SETTINGS
+    ),
+    "low-rank": LOVEPredictor(KISSGPRegressor(grid_size=8, solver="cg", **SETTINGS)),
+    "low-rank-rows": LOVEPredictor(IterativeGPRegressor(**SETTINGS), random_state=0),
     "classes": SVGPClassifier(n_inducing=8, batch_size=10, **SETTINGS),
     "two-classes": SVGPClassifier(n_inducing=8, **SETTINGS),
 }
@@ -63,7 +79,7 @@ TAKE_WEIGHTS = {type(model).__name__ for model in MODELS.values()}
 pytestmark = pytest.mark.filterwarnings("ignore")
 # One setting of each class for quick tests.
 QUICK = ("exact", "truncated", "neighbours", "points", "experts", "features", "series")
-QUICK += ("variational", "classes")
+QUICK += ("variational", "classes", "grid", "low-rank")
 each = pytest.mark.parametrize(
     "name",
     [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in MODELS],
@@ -125,7 +141,8 @@ def test_whole_weights_are_repeated_rows_in_any_order(name):
     weighted = clone(MODELS[name]).fit(X, y, sample_weight=weights)
     assert_same(weighted, clone(MODELS[name]).fit(*repeated(weights, X, y)), X)
     assert weighted.n_samples_seen_ == weights.sum()
-    assert len(getattr(weighted, "X_train_", X[weights > 0])) == np.count_nonzero(weights)
+    kept = getattr(weighted, "X_train_", None)
+    assert kept is None or len(kept) == np.count_nonzero(weights)
 
 
 @each
@@ -139,7 +156,7 @@ def test_zero_leaves_a_row_out_and_one_is_no_weight(name):
     assert_same(ones, without, X)
 
 
-@pytest.mark.parametrize("name", ["exact", "experts", "points", "variational"])
+@pytest.mark.parametrize("name", ["exact", "experts", "points", "variational", "grid"])
 def test_known_noise_and_alpha_are_those_of_each_repeated_row(name):
     X, y, weights = table(t=2)
     noise = np.random.default_rng(2).uniform(0.05, 0.2, size=len(X))
@@ -294,6 +311,76 @@ def test_a_class_without_weight_is_none():
         model.fit(X, labels, sample_weight=labels == "none")
 
 
+# ---------------------------------------------------------------- grids
+
+
+@pytest.mark.parametrize("noisy", [False, True])
+def test_predictions_on_a_grid_are_those_of_all_rows(noisy):
+    X, y, weights = table(t=2)
+    Xr, yr = repeated(weights, X, y)
+    yr = yr + 0.2 * np.random.default_rng(3).normal(size=yr.shape)
+    noise = np.random.default_rng(2).uniform(0.05, 0.2, size=len(Xr)).round(1) if noisy else None
+    kernel = ConstantKernel(1.5) * RBF([0.8, 1.2]) + WhiteKernel(0.1)
+    model = KISSGPRegressor(kernel, grid_size=9, optimizer=None).fit(Xr, yr, noise_variance=noise)
+    (axes,) = model.grid_.components
+    points = np.stack(np.meshgrid(*(axis.points for axis in axes), indexing="ij"), -1)
+    K = kernel.k1(points.reshape(-1, 2))
+    W, at = (model.grid_.interpolate(rows).toarray() for rows in (Xr, X))
+    H = W @ K @ W.T + np.diag(np.full(len(Xr), 0.1) + (0 if noise is None else noise))
+    density = multivariate_normal(np.zeros(len(Xr)), H)
+    expected = density.logpdf(yr.T).sum()
+    assert_allclose(model.log_marginal_likelihood_value_, expected, rtol=1e-6)
+    assert_allclose(model.predict(X), at @ K @ W.T @ np.linalg.solve(H, yr), atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "name", ["grid", "no-grid", "neighbours", "variational", "student", "two-classes"]
+)
+def test_weights_of_rows_that_join_are_repeated_rows(name):
+    X, y, weights = table(40)
+    y = target(name, y)
+    parts = slice(0, 25), slice(25, None)
+    weighted, again = clone(MODELS[name]), clone(MODELS[name])
+    for part in parts:
+        weighted.partial_fit(X[part], y[part], sample_weight=weights[part])
+        again.partial_fit(*repeated(weights[part], X[part], y[part]))
+    assert_same(weighted, again, X)
+    assert weighted.n_samples_seen_ == weights.sum()
+    once = clone(MODELS[name]).fit(X[:25], y[:25], sample_weight=weights[:25])
+    once.partial_fit(X[25:], y[25:])
+    ask = "predict_proba" if name == "two-classes" else "predict_std"
+    assert np.abs(getattr(once, ask)(X) - getattr(weighted, ask)(X)).max() > 1e-4
+    if name == "grid":
+        fixed = KISSGPRegressor(weighted.kernel_, normalize_y=False, optimizer=None, grid_size=12)
+        y = y - y.mean()
+        whole = clone(fixed).fit(X, y, sample_weight=weights)
+        some, rest = (np.where(np.arange(40) % 2 == k, weights, 0) for k in (0, 1))
+        # Rows that join do not move the grid.
+        grown = clone(fixed).fit(X, y, sample_weight=some + 1e-12 * (weights > 0))
+        grown.partial_fit(X, y, sample_weight=rest)
+        assert_allclose(grown.predict(X), whole.predict(X), rtol=1e-6)
+        assert_allclose(grown.predict_std(X), whole.predict_std(X), rtol=1e-6)
+
+
+def test_the_unit_of_low_rank_errors_is_that_of_all_rows():
+    X, y, weights = table(t=2)
+    Xr, yr = repeated(weights, X, y)
+    yr = yr + np.random.default_rng(3).normal(size=yr.shape)
+    found, mean, std = merged(Xr, yr, []), np.array([0.1, 0.2]), np.array([1.5, 0.5])
+    unit = np.square((yr - mean) / std).mean()
+    assert_allclose(_unit(found.y, found, mean, std), unit, rtol=1e-12)
+
+
+def test_weights_of_regressors_under_low_rank_variances():
+    X, y, weights = table()
+    rows = LOVEPredictor(MinimaxDKLRegressor(random_state=0))
+    with pytest.raises(TypeError, match="MinimaxDKLRegressor takes no sample_weight, which LOVE"):
+        rows.fit(X, y, sample_weight=weights)
+    frozen = LOVEPredictor(FrozenEstimator(clone(MODELS["grid"]).fit(X, y)))
+    with pytest.raises(ValueError, match="pass sample_weight where it is fitted"):
+        frozen.fit(X, y, sample_weight=weights)
+
+
 # ---------------------------------------------------------------- around a fit
 
 
@@ -318,7 +405,7 @@ def test_routing_and_fit_parameters_of_pipelines():
     assert best["model"].n_samples_seen_ == weights.sum()
 
 
-@pytest.mark.parametrize("name", ["exact", "solves", "points", "experts", "variational"])
+@pytest.mark.parametrize("name", ["exact", "solves", "points", "experts", "variational", "grid"])
 def test_files_and_pickles_keep_what_rows_stand_for(name, tmp_path):
     X, y, weights = table()
     model = clone(MODELS[name]).fit(X, y, sample_weight=weights)

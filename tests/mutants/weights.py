@@ -6,6 +6,7 @@ MERGING = "tests/core/test_merging.py"
 REPEATS = "linalg/gradients/_repeats.py"
 OPERATOR = "linalg/operators/_kernel.py"
 FIT = "core/_regressor.py"
+GRID = "models/grid/"
 
 MUTANTS = [
     (
@@ -138,5 +139,96 @@ MUTANTS = [
         "rest = 0 * counts[groups][:, None] if alone else",
         f"{CONTRACT} -k leaving_out",
         True,
+    ),
+    (
+        "sums on a grid forget the counts",
+        GRID + "_moments.py",
+        "weights = counts if weights is None else weights * counts",
+        "pass",
+        f"{ORACLES} -k grid_sums",
+        True,
+    ),
+    (
+        "sums on a grid forget differences within groups",
+        GRID + "_moments.py",
+        "missing = (within if weights is None else weights * within).sum() / Y.shape[1]",
+        "pass",
+        f"{ORACLES} -k grid_sums",
+        True,
+    ),
+    (
+        "a grid counts merged rows once",
+        GRID + "_moments.py",
+        "n = float(counts.sum())",
+        "pass",
+        f"{ORACLES} -k grid_sums",
+        True,
+    ),
+    (
+        "known noise on a grid is counted once",
+        GRID + "_objective.py",
+        "counts * values).sum()",
+        "values).sum()",
+        f"{ORACLES} -k grid_sums",
+    ),
+    (
+        "few rows of a grid have the noise of single rows",
+        GRID + "_objective.py",
+        "return single if self.repeats is None else single / self.repeats.counts",
+        "return single",
+        f"{ORACLES} -k grid_sums",
+        True,
+    ),
+    (
+        "few rows of a grid forget what means leave out",
+        GRID + "_objective.py",
+        "d_noise = 0.5 * (squares - t * traced) + slope",
+        "d_noise = 0.5 * (squares - t * traced)",
+        f"{ORACLES} -k grid_sums",
+    ),
+    (
+        "probes stand for one row each",
+        GRID + "_products.py",
+        "np.ones(len(X)) if counts is None else np.sqrt(counts)",
+        "np.ones(len(X))",
+        f"{ORACLES} -k probes",
+        True,
+    ),
+    (
+        "a grid's network counts merged rows once",
+        GRID + "_network.py",
+        "(repeats.counts[:, None] * squares).mean() / repeats.counts.mean()",
+        "squares.mean()",
+        f"{ORACLES} -k network",
+    ),
+    (
+        "batches of a grid's network forget what means leave out",
+        GRID + "_network.py",
+        "value = value - repeats.log_density(D, Y.shape[1]).sum() / len(Z)",
+        "pass",
+        f"{ORACLES} -k network",
+    ),
+    (
+        "rows that join have no weights",
+        FIT,
+        "X, y, known, counts = X[found.rows], found.y, known[found.rows], found.counts",
+        "X, y, known, counts = X[found.rows], found.y, known[found.rows], None",
+        f"{CONTRACT} -k that_join",
+        True,
+    ),
+    (
+        "inducing points forget the weights of rows that join",
+        "models/inducing/_base.py",
+        "rows = SparseRows.of(source, counts)\n        self._check_rows(model, rows)\n        run",
+        "rows = SparseRows.of(source)\n        self._check_rows(model, rows)\n        run",
+        f"{CONTRACT} -k that_join",
+        True,
+    ),
+    (
+        "the unit of low-rank errors forgets the weights",
+        "meta/_love.py",
+        "(counts * squares + within).sum()",
+        "(squares + within).sum()",
+        f"{CONTRACT} -k unit_of_low",
     ),
 ]

@@ -89,6 +89,12 @@ class Table:
             within=None if self.within is None else self.within[chosen],
         )
 
+    def counted(self) -> Table:
+        """The same table with counts, which are one if every row stands for itself."""
+        if self.counts is not None:
+            return self
+        return replace(self, counts=np.ones(len(self.X)), within=np.zeros(len(self.X)))
+
     @property
     def n_rows(self) -> float:
         """The number of rows before they were merged: the sum of their weights."""

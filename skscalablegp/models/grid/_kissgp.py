@@ -295,7 +295,9 @@ class KISSGPRegressor(GPRegressorBase):
     # ------------------------------------------------------------------ fit
 
     @fit_context(prefer_skip_nested_validation=True)
-    def fit(self, X: Any, y: Any, noise_variance: Any = None) -> KISSGPRegressor:
+    def fit(
+        self, X: Any, y: Any, noise_variance: Any = None, sample_weight: Any = None
+    ) -> KISSGPRegressor:
         """Train the hyperparameters and compute what predictions need.
 
         Parameters
@@ -307,6 +309,10 @@ class KISSGPRegressor(GPRegressorBase):
         noise_variance : float or array-like of shape (n,), optional
             Known noise variance of each row, in the target's own units squared. If it differs
             between rows, every evaluation of the likelihood reads the rows again.
+        sample_weight : float or array-like of shape (n,), optional
+            Weight of each row. A row of weight k counts as k equal rows, each with the noise of
+            one, and a row of weight zero is left out. Weights need not be whole numbers. Equal rows
+            are merged before the fit, so that weights and repeated rows give the same model.
 
         Returns
         -------
@@ -321,14 +327,16 @@ class KISSGPRegressor(GPRegressorBase):
             Before any work, for a grid or a covariance of its points that would not fit; or during
             training, if shorter length scales make this covariance too large.
         """
-        return self._fit(X, y, noise_variance)
+        return self._fit(X, y, noise_variance, sample_weight)
 
     _of_method = ("grid_", "_network", "_kept")
 
-    def _fit(self, X: Any, y: Any, noise_variance: Any, stream: bool = False) -> KISSGPRegressor:
+    def _fit(
+        self, X: Any, y: Any, noise_variance: Any, sample_weight: Any, stream: bool = False
+    ) -> KISSGPRegressor:
         with FitRun(self) as run:
             # A grid stores sums over the rows, not the rows.
-            table = self._read_table(X, y, noise_variance, run, copy=False)
+            table = self._read_table(X, y, noise_variance, run, sample_weight, copy=False)
             plan = plan_method(self, len(table.X), stream=stream)
             run.follow(plan)
             run.priors = plan.priors.value
@@ -336,11 +344,12 @@ class KISSGPRegressor(GPRegressorBase):
             if plan.exact_instead:
                 kernel = self._compile_kernel(table, run)
                 table = replace(table.centred(kernel), X=table.X.copy())
-                run.begin(table.X, table.y)
+                run.begin(table.X, table.y, n_rows=table.n_rows)
                 self._keep_table(table)
                 fit_exactly(table, kernel, self._settings(), run)
                 return self
-            run.begin(table.X, table.y)
+            run.begin(table.X, table.y, n_rows=table.n_rows)
+            self._counts_train = self._within_train = None
             self.X_train_ = self.y_train_ = self._noise_train = None
             self._y_train_mean, self._y_train_std = table.y_mean, table.y_std
             self._origin = 0.0
@@ -363,11 +372,13 @@ class KISSGPRegressor(GPRegressorBase):
         self, table: Table, held: np.ndarray, run: FitRun
     ) -> tuple[GridFeatures, int]:
         """The features of a trained network, and the number of its training steps."""
-        X, Y = table.X[~held], table.targets[~held]
-        network = grid_network(X.shape[1], self.feature_extractor, self.activation)
-        steps = network_steps(len(X), self.max_epochs)
-        run.chose("max_epochs", sum(steps) * min(256, len(X)) / len(X), f"{sum(steps)} steps")
-        training = NetworkTraining(X, Y, network, run.random_state, run.budget.left)
+        some = table.rows(~held)
+        network = grid_network(some.X.shape[1], self.feature_extractor, self.activation)
+        n = len(some.X)
+        steps = network_steps(n, self.max_epochs)
+        run.chose("max_epochs", sum(steps) * min(256, n) / n, f"{sum(steps)} steps")
+        parts = network, run.random_state, run.budget.left, some.counts, some.within
+        training = NetworkTraining(some.X, some.targets, *parts)
 
         def preview(model: KISSGPRegressor, step: Any) -> None:
             made = model._on_grid(table, training.features(), held, run)
@@ -437,14 +448,16 @@ class KISSGPRegressor(GPRegressorBase):
     ) -> tuple[GridProblem, SummedRows]:
         """What trains the hyperparameters, the rows `held` or all, and the sums over all rows."""
         rows = training = summed(on_grid, table)
-        X, Y, known, probes, few = table.X, table.targets, table.noise, None, None
+        some, n, probes, few = table, len(table.X), None, None
         if held is not None and held.any():
-            training, X, Y, known = summed(on_grid, table, held), X[held], Y[held], known[held]
+            training, some = summed(on_grid, table, held), table.rows(held)
+            n = len(some.X)
         if self.solver == "cg":
-            probes = RowProbes(on_grid.grid, X, known, run.generator)
-        if len(X) < rank and len(X) * on_grid.n_points <= _FEW_NUMBERS:
-            few = FewRows.of(on_grid.grid, X, Y, known, on_grid.device)
-        return GridProblem.make(on_grid, training, len(X), probes, few), rows
+            probes = RowProbes(on_grid.grid, some.X, some.noise, run.generator, some.counts)
+        if n < rank and n * on_grid.n_points <= _FEW_NUMBERS:
+            parts = some.X, some.targets, some.noise, on_grid.device, some.counts, some.within
+            few = FewRows.of(on_grid.grid, *parts)
+        return GridProblem.make(on_grid, training, n, probes, few), rows
 
     def _settings(self) -> StageSettings:
         return StageSettings.of(self, self.n_restarts_optimizer)
@@ -525,7 +538,9 @@ class KISSGPRegressor(GPRegressorBase):
         )
 
     @fit_context(prefer_skip_nested_validation=True)
-    def partial_fit(self, X: Any, y: Any, noise_variance: Any = None) -> KISSGPRegressor:
+    def partial_fit(
+        self, X: Any, y: Any, noise_variance: Any = None, sample_weight: Any = None
+    ) -> KISSGPRegressor:
         """Add rows to the model, exactly, without training its hyperparameters.
 
         The scale of the target and the spacing of the grid do not change. The grid grows to include
@@ -541,6 +556,8 @@ class KISSGPRegressor(GPRegressorBase):
             Their targets.
         noise_variance : float or array-like of shape (n,), optional
             As in `fit`.
+        sample_weight : float or array-like of shape (n,), optional
+            As in `fit`.
 
         Returns
         -------
@@ -555,22 +572,22 @@ class KISSGPRegressor(GPRegressorBase):
             For a grid that would not fit after it has grown.
         """
         if not hasattr(self, "n_iter_"):
-            return self._fit(X, y, noise_variance, stream=True)
+            return self._fit(X, y, noise_variance, sample_weight, stream=True)
         with FitRun(self) as run:
-            X, Y, known = self._read_more(X, y, noise_variance, run)
+            more = self._read_more(X, y, noise_variance, sample_weight, run)
             run.ended("converged", n_iter=1, because="the rows are added; the kernel stays")
             if self._exact is not None:
-                self._append(X, Y, known)
+                self._append(more)
                 self._join_exactly(run, "fit all rows anew, with structure='product' or 'additive'")
                 return self
-            Z = self._features(X)
+            Z = self._features(more.X)
             self._check_inside(Z)
             kept, grid = self._kept, self.grid_
             if not grid.covers(Z).all():
                 grid = self.grid_.extended(Z)
                 self._check_grid(grid, run)
                 kept = kept.moved(self.grid_.numbers_in(grid), grid)
-            self._kept = kept.plus(Z, Y, known, *self._white_and_prior())
+            self._kept = kept.plus(replace(more, X=Z), *self._white_and_prior())
             self.grid_ = grid
             self._report_evaluation(run.finish("grid", self._evaluate), run)
         return self
@@ -641,7 +658,7 @@ class KISSGPRegressor(GPRegressorBase):
     def _problem(self, probes: Any = None) -> GridProblem:
         device = self._fit_device()
         kernel = GridKernel(self._trained_kernel(), self.grid_, self._budget(), device)
-        return GridProblem.make(kernel, self._kept, self._kept.moments.n, probes)
+        return GridProblem.make(kernel, self._kept, round(self._kept.moments.n), probes)
 
     def _build_posterior(self, probes: Any = None) -> Posterior:
         problem = self._problem(probes)

@@ -33,7 +33,8 @@ class GridMoments:
     """Sums over rows that determine a regression on a grid, whose size does not depend on n.
 
     With weights c_i they are ``gram = W' C W``, ``rhs = W' C Y`` and ``total = sum c_i y_i^2``, one
-    for each target.
+    for each target. What merged rows leave out of these squares is divided evenly between the
+    targets, because only the sum of ``total`` is used.
 
     Attributes
     ----------
@@ -41,14 +42,14 @@ class GridMoments:
         Dense on additive grids of many columns, of which every two share entries.
     rhs : ndarray of shape (m, t)
     total : ndarray of shape (t,)
-    n : int
-        Number of rows.
+    n : int or float
+        Number of rows, or the sum of their counts.
     """
 
     gram: scipy.sparse.csr_array | np.ndarray | None
     rhs: np.ndarray
     total: np.ndarray
-    n: int
+    n: int | float
 
     def __post_init__(self) -> None:
         if scipy.sparse.issparse(self.gram):
@@ -101,7 +102,12 @@ def misfit(moments: SentMoments, missed: float, t: int, jitter: float) -> float:
 
 
 def grid_moments(
-    grid: Grid, X: np.ndarray, Y: np.ndarray, weights: np.ndarray | None = None
+    grid: Grid,
+    X: np.ndarray,
+    Y: np.ndarray,
+    weights: np.ndarray | None = None,
+    counts: np.ndarray | None = None,
+    within: np.ndarray | None = None,
 ) -> GridMoments:
     """Accumulate the moments of rows inside the grid, block by block.
 
@@ -118,20 +124,27 @@ def grid_moments(
         Targets.
     weights : ndarray of shape (n,), optional
         c_i; 1 by default.
+    counts, within : ndarray of shape (n,), optional
+        What merged rows stand for, as in `Repeats`. The moments are those of all these rows.
 
     Notes
     -----
     O(n 7^d) on a product grid, O(n (4 d)^2) on an additive one; memory O(m 7^d)
     and some blocks.
     """
-    total = (Y**2 if weights is None else weights[:, None] * Y**2).sum(0)
+    n, missing = len(X), 0.0
+    if counts is not None and within is not None:
+        n = float(counts.sum())
+        missing = (within if weights is None else weights * within).sum() / Y.shape[1]
+        weights = counts if weights is None else weights * counts
+    total = (Y**2 if weights is None else weights[:, None] * Y**2).sum(0) + missing
     if len(grid.components) >= _DENSE_COLUMNS and grid.n_points <= _DENSE_POINTS:
         gram, rhs = _dense_sums(grid, X, Y, weights)
     elif len(grid.components) > 1:
         gram, rhs = _sparse_sums(grid, X, Y, weights)
     else:
         gram, rhs = _polynomial_sums(grid.components[0], X, Y, weights)
-    return GridMoments(gram, rhs, total, len(X))
+    return GridMoments(gram, rhs, total, n)
 
 
 def _sparse_sums(grid, X, Y, weights):

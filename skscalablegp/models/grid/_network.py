@@ -23,6 +23,7 @@ from ...features import (
     network_to_numpy,
     weigh_inputs,
 )
+from ...linalg.gradients import Repeats
 
 # Steps of Adam on squared errors, then on the marginal likelihood of batches.
 _STEPS = (2000, 600)
@@ -143,6 +144,9 @@ class NetworkTraining:
         Initial weights and batches.
     seconds_left : float, optional
         The rest of a time budget.
+    counts, within : ndarray of shape (n,), optional
+        What merged rows stand for. A squared error counts as often as its row, and likelihoods are
+        those of all these rows.
     """
 
     def __init__(
@@ -152,6 +156,8 @@ class NetworkTraining:
         network: Network,
         random_state: np.random.RandomState,
         seconds_left: float | None = None,
+        counts: np.ndarray | None = None,
+        within: np.ndarray | None = None,
     ):
         self._x_mean, self._x_scale = column_moments(X, robust=True)
         limits = standardised_limits(X, self._x_mean, self._x_scale)
@@ -160,6 +166,10 @@ class NetworkTraining:
         self._generator = torch.Generator().manual_seed(int(random_state.randint(2**31 - 1)))
         self._X = torch.from_numpy((X - self._x_mean) / self._x_scale).float()
         self._Y = torch.from_numpy(Y / unit).float()
+        self._repeats = None
+        if counts is not None and within is not None:
+            parts = torch.from_numpy(counts), torch.from_numpy(within / unit**2)
+            self._repeats = Repeats(*parts).to(torch.float32)
         weights = input_weights(lambda rows: (self._X[rows], self._Y[rows]), *X.shape, seconds_left)
         self.params = weigh_inputs(network, network.initial(self._generator), weights)
         for p in self.trained:
@@ -204,22 +214,23 @@ class NetworkTraining:
         weights = network_to_numpy(self.params)
         return GridFeatures(self.network, weights, self._x_mean, self._x_scale, centre, spread)
 
-    def loss(self, phase: int, X: Tensor, Y: Tensor) -> Tensor:
-        raw = self.network(self.params, X)
+    def loss(self, phase: int, rows: Tensor | slice) -> Tensor:
+        raw = self.network(self.params, self._X[rows])
         Z = torch.tanh(_SQUASH * (raw - raw.mean(0)) / _spread(raw))
-        return (_squared_error, _negative_likelihood)[phase](Z, Y, self._others[phase])
+        repeats = None if self._repeats is None else self._repeats[rows]
+        objective = (_squared_error, _negative_likelihood)[phase]
+        return objective(Z, self._Y[rows], self._others[phase], repeats)
 
-    def draw(self) -> tuple[Tensor, Tensor]:
+    def draw(self) -> Tensor | slice:
         """The rows of a step."""
         if len(self._X) <= _BATCH_ROWS:
-            return self._X, self._Y
-        chosen = torch.randint(len(self._X), (_BATCH_ROWS,), generator=self._generator)
-        return self._X[chosen], self._Y[chosen]
+            return slice(None)
+        return torch.randint(len(self._X), (_BATCH_ROWS,), generator=self._generator)
 
-    def some(self) -> tuple[Tensor, Tensor]:
+    def some(self) -> slice:
         """The rows of all scores."""
         step = max(1, len(self._X) // _BATCH_ROWS)
-        return self._X[::step][:_BATCH_ROWS], self._Y[::step][:_BATCH_ROWS]
+        return slice(0, step * _BATCH_ROWS, step)
 
 
 class _Stepper(Stepper):
@@ -238,7 +249,7 @@ class _Stepper(Stepper):
         self._moving = [*training.trained, other]
 
     def step(self) -> None:
-        value = self._training.loss(self._phase, *self._training.draw())
+        value = self._training.loss(self._phase, self._training.draw())
         if not torch.isfinite(value):
             raise StopTraining("diverged")
         self._optimizer.zero_grad()
@@ -248,7 +259,7 @@ class _Stepper(Stepper):
 
     def score(self) -> float:
         with torch.no_grad():
-            return float(self._training.loss(self._phase, *self._training.some()))
+            return float(self._training.loss(self._phase, self._training.some()))
 
     def theta(self) -> np.ndarray:
         return np.empty(0)
@@ -266,17 +277,23 @@ def _spread(raw: Tensor) -> Tensor:
     return raw.std(0, correction=0) + 1e-6
 
 
-def _squared_error(Z: Tensor, Y: Tensor, head: Tensor) -> Tensor:
+def _squared_error(Z: Tensor, Y: Tensor, head: Tensor, repeats: Repeats | None) -> Tensor:
     # Features have a standard deviation of about a half, and targets of about one.
-    return (3 * Z @ head[:-1] + head[-1] - Y).square().mean()
+    squares = (3 * Z @ head[:-1] + head[-1] - Y).square()
+    if repeats is None:
+        return squares.mean()
+    return (repeats.counts[:, None] * squares).mean() / repeats.counts.mean()
 
 
-def _negative_likelihood(Z: Tensor, Y: Tensor, hyper: Tensor) -> Tensor:
+def _negative_likelihood(Z: Tensor, Y: Tensor, hyper: Tensor, repeats: Repeats | None) -> Tensor:
     signal, scale, noise = hyper.exp()
+    D = (noise + 1e-3).expand(len(Z))
     squared = (Z[:, None, :] - Z[None, :, :]).square().sum(2)
     H = signal * torch.exp(-0.5 * squared / (SHORTEST_FEATURE_LENGTH + scale).square())
-    H = H + (noise + 1e-3) * torch.eye(len(Z))
+    H = H + torch.diag(D if repeats is None else D / repeats.counts)
     L, failed = torch.linalg.cholesky_ex(H)
     white = torch.linalg.solve_triangular(L, Y, upper=False)
     value = (0.5 * white.square().sum() + Y.shape[1] * L.diagonal().log().sum()) / len(Z)
+    if repeats is not None:
+        value = value - repeats.log_density(D, Y.shape[1]).sum() / len(Z)
     return value * float("nan") if failed else value

@@ -14,7 +14,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ...core.data import Table
-from ...linalg.gradients import GPProblem, GradientEstimate, GradientEstimator
+from ...linalg.gradients import GPProblem, GradientEstimate, GradientEstimator, Repeats
 from ...linalg.solvers import cholesky_with_jitter
 from ._grid import Grid
 from ._grid_kernel import SMALLEST_NOISE, GridFactor, GridKernel, quadratic_form
@@ -94,7 +94,7 @@ class KeptRows(SummedRows):
     """The sums on a grid that a fitted model stores, and to which further rows can be added.
 
     Subclasses have ``moved(numbers, grid)``, the sums on a grid in which point i has the number
-    ``numbers[i]``, and ``plus(X, Y, known, white, prior)``, the sums with further rows, exactly, at
+    ``numbers[i]``, and ``plus(table, white, prior)``, the sums with further rows, exactly, at
     trained variances of the white noise and the prior.
 
     Attributes
@@ -147,16 +147,13 @@ class CommonNoise(KeptRows):
     def moved(self, numbers: np.ndarray, grid: Grid) -> KeptRows:
         return CommonNoise(self.moments.moved(numbers, grid.n_points), grid, self.smallest)
 
-    def plus(
-        self, X: np.ndarray, Y: np.ndarray, known: np.ndarray, white: float, prior: float
-    ) -> KeptRows:
-        if (known == self.smallest).all():
-            moments = self.moments + grid_moments(self.grid, X, Y)
-            return CommonNoise(moments, self.grid, self.smallest)
+    def plus(self, table: Table, white: float, prior: float) -> KeptRows:
+        if (table.noise == self.smallest).all():
+            return CommonNoise(self.moments + _moments(self.grid, table), self.grid, self.smallest)
         jitter = self.jitter(white, prior)
         noisy = self.at(white + jitter)
         fixed = FixedNoise(noisy.first, self.grid, noisy.log_det, jitter)
-        return fixed.plus(X, Y, known, white, prior)
+        return fixed.plus(table, white, prior)
 
 
 class NoiseByRow(SummedRows):
@@ -167,17 +164,30 @@ class NoiseByRow(SummedRows):
     grid : Grid
     X, Y, known : ndarray of shape (n, d), (n, t), (n,)
         The rows.
+    counts, within : ndarray of shape (n,), optional
+        What merged rows stand for.
     """
 
-    def __init__(self, grid: Grid, X: np.ndarray, Y: np.ndarray, known: np.ndarray):
+    def __init__(
+        self,
+        grid: Grid,
+        X: np.ndarray,
+        Y: np.ndarray,
+        known: np.ndarray,
+        counts: np.ndarray | None = None,
+        within: np.ndarray | None = None,
+    ):
         self._grid, self._X, self._Y, self._known = grid, X, Y, known
+        self._counts, self._within = counts, within
         self.smallest = float(known.min())
 
     def at(self, noise: float) -> NoisyMoments:
         D = noise + self._known
-        first, second = (grid_moments(self._grid, self._X, self._Y, D**-k) for k in (1.0, 2.0))
+        rows, repeats = (self._grid, self._X, self._Y), (self._counts, self._within)
+        first, second = (grid_moments(*rows, D**-k, *repeats) for k in (1.0, 2.0))
         sums = [torch.from_numpy(part) for part in _component_sums(first, self._grid)]
-        return NoisyMoments(first, second, sums, float(np.log(D).sum()), float((1 / D).sum()))
+        log_det, inverse = (_counted(part, self._counts) for part in (np.log(D), 1 / D))
+        return NoisyMoments(first, second, sums, log_det, inverse)
 
     def settled(self, white: float, prior: float) -> KeptRows:
         jitter = self.jitter(white, prior)
@@ -214,24 +224,30 @@ class FixedNoise(KeptRows):
         moments = self.moments.moved(numbers, grid.n_points)
         return FixedNoise(moments, grid, self.log_det, self.added)
 
-    def plus(
-        self, X: np.ndarray, Y: np.ndarray, known: np.ndarray, white: float, prior: float
-    ) -> KeptRows:
-        new = noise_jitter(white + float(known.min()), prior)
-        D = white + known + new
-        moments = self.moments + grid_moments(self.grid, X, Y, 1 / D)
-        log_det = self.log_det + float(np.log(D).sum())
+    def plus(self, table: Table, white: float, prior: float) -> KeptRows:
+        new = noise_jitter(white + float(table.noise.min()), prior)
+        D = white + table.noise + new
+        moments = self.moments + _moments(self.grid, table, 1 / D)
+        log_det = self.log_det + _counted(np.log(D), table.counts)
         return FixedNoise(moments, self.grid, log_det, max(self.added, new))
 
 
 def summed(kernel: GridKernel, table: Table, chosen: np.ndarray | None = None) -> SummedRows:
     """The moments of all or of chosen rows. Rows with different noise are kept during training."""
-    X, Y, known = table.X, table.targets, table.noise
-    if chosen is not None:
-        X, Y, known = X[chosen], Y[chosen], known[chosen]
+    some = table if chosen is None else table.rows(chosen)
     if table.noise.min() < table.noise.max():
-        return NoiseByRow(kernel.grid, X, Y, known)
-    return CommonNoise(grid_moments(kernel.grid, X, Y), kernel.grid, float(known[0]))
+        parts = some.X, some.targets, some.noise, some.counts, some.within
+        return NoiseByRow(kernel.grid, *parts)
+    return CommonNoise(_moments(kernel.grid, some), kernel.grid, float(some.noise[0]))
+
+
+def _moments(grid: Grid, table: Table, weights: np.ndarray | None = None) -> GridMoments:
+    return grid_moments(grid, table.X, table.targets, weights, table.counts, table.within)
+
+
+def _counted(values: np.ndarray, counts: np.ndarray | None) -> float:
+    """The sum over all rows that merged rows stand for."""
+    return float((values if counts is None else counts * values).sum())
 
 
 def _component_sums(moments: GridMoments, grid: Grid) -> list[np.ndarray]:
@@ -254,12 +270,15 @@ class FewRows:
     Y : Tensor of shape (n, t)
         Targets.
     known : Tensor of shape (n,)
-        Known noise variances.
+        Known noise variances, those of single rows.
+    repeats : Repeats or None
+        What rows stand for that have been merged.
     """
 
     weights: Float[Tensor, "m n"]
     Y: Float[Tensor, "n t"]
     known: Float[Tensor, " n"]
+    repeats: Repeats | None = None
 
     @classmethod
     def of(
@@ -269,10 +288,28 @@ class FewRows:
         Y: np.ndarray,
         known: np.ndarray,
         device: torch.device = CPU,
+        counts: np.ndarray | None = None,
+        within: np.ndarray | None = None,
     ) -> FewRows:
         weights = torch.from_numpy(grid.interpolate(X).toarray()).T.contiguous()
-        parts = weights, torch.from_numpy(Y).double(), torch.from_numpy(known).double()
-        return cls(*(part.to(device, non_blocking=True) for part in parts))
+        arrays = [Y, known] + ([] if counts is None or within is None else [counts, within])
+        parts = weights, *(torch.from_numpy(array).double() for array in arrays)
+        W, Y, known, *more = (part.to(device, non_blocking=True) for part in parts)
+        return cls(W, Y, known, Repeats(*more) if more else None)
+
+    def noise(self, white: float) -> Float[Tensor, " n"]:
+        """The noise variances of Y."""
+        single = self.known + white
+        return single if self.repeats is None else single / self.repeats.counts
+
+    def left_out(self, white: float) -> tuple[float, float]:
+        """What Y leave out of the likelihood of all rows, and its slope in the noise variance."""
+        if self.repeats is None:
+            return 0.0, 0.0
+        v, t = self.known + white, self.Y.shape[1]
+        k, within = self.repeats.counts, self.repeats.within
+        slope = 0.5 * (within / v - t * (k - 1)) / v
+        return float(self.repeats.log_density(v, t).sum()), float(slope.sum())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -446,21 +483,25 @@ def few_rows_gradient(problem: GridProblem, theta: Float[Tensor, " p"]) -> Gradi
         jitter = problem.rows.jitter(noise, float(kernel.prior(theta)))
         H = rows.weights.T @ kernel.matmul(theta, rows.weights)
         H = (H + H.T) / 2
-        H.diagonal().add_(rows.known + noise + jitter)
+        D = rows.noise(noise + jitter)
+        H.diagonal().add_(D)
         L, _ = cholesky_with_jitter(H)
         alpha = torch.cholesky_solve(rows.Y, L)
         eye = torch.eye(n, dtype=L.dtype, device=L.device)
         root = torch.linalg.solve_triangular(L, eye, upper=False)
+        # The slopes of D in the noise of single rows.
+        share = torch.ones_like(D) if rows.repeats is None else 1 / rows.repeats.counts
         quadratic, half_log_det, squares, traced = torch.stack(
             [
                 (rows.Y * alpha).sum(),
                 L.diagonal().log().sum(),
-                alpha.square().sum(),
-                root.square().sum(),
+                (share[:, None] * alpha.square()).sum(),
+                (share * root.square()).sum(),
             ]
         ).tolist()
-        value = -0.5 * (quadratic + t * (2 * half_log_det + n * math.log(2 * math.pi)))
-        d_noise = 0.5 * (squares - t * traced)
+        missing, slope = rows.left_out(noise + jitter)
+        value = -0.5 * (quadratic + t * (2 * half_log_det + n * math.log(2 * math.pi))) + missing
+        d_noise = 0.5 * (squares - t * traced) + slope
 
     def surrogate(columns: list) -> Tensor:
         fit = quadratic_form(columns, kernel.grid, rows.weights @ alpha)

@@ -154,20 +154,31 @@ class RowProbes:
     X, known : ndarray of shape (n, d), (n,)
         Rows inside the grid, and their known noise variances.
     generator : Generator
+    counts : ndarray of shape (n,), optional
+        How many rows each row stands for. The sum of k independent z is sqrt(k) z.
     """
 
-    def __init__(self, grid: Grid, X: np.ndarray, known: np.ndarray, generator: Generator):
+    def __init__(
+        self,
+        grid: Grid,
+        X: np.ndarray,
+        known: np.ndarray,
+        generator: Generator,
+        counts: np.ndarray | None = None,
+    ):
         self._grid, self._seed = grid, int(torch.randint(2**31, (), generator=generator))
         self._known, self._X = known, X
+        self._root = np.ones(len(X)) if counts is None else np.sqrt(counts)
         self._equal = None
         if known.min() == known.max():
-            self._equal, self._known, self._X = self._sums((np.ones(len(X)),))[0], known[0], None
+            self._equal, self._known, self._X = self._sums((self._root,))[0], known[0], None
 
     def at(self, noise: float, device: torch.device = CPU) -> list[Float[Tensor, "m s"]]:
         """W' D^-1/2 z and W' D^-3/2 z, where D is `noise` plus the known noise."""
         D = noise + self._known
         if self._equal is None:
-            return [part.to(device, non_blocking=True) for part in self._sums((D**-0.5, D**-1.5))]
+            sums = self._sums((self._root * D**-0.5, self._root * D**-1.5))
+            return [part.to(device, non_blocking=True) for part in sums]
         self._equal = self._equal.to(device, non_blocking=True)
         return [self._equal * D**-0.5, self._equal * D**-1.5]
 

@@ -96,8 +96,8 @@ class SentMoments:
     rhs : Tensor of shape (m, t)
     total, second_total : float
         Sums of c y^2 over rows and targets, with c = 1 / D and 1 / D^2.
-    n : int
-        Number of rows.
+    n : int or float
+        Number of rows, or the sum of their counts.
     second_gram : SparseMatrix or None
         None if D is constant.
     second_rhs : Tensor of shape (m, t)
@@ -108,7 +108,7 @@ class SentMoments:
     gram: SparseMatrix
     rhs: Float[Tensor, "m t"]
     total: float
-    n: int
+    n: int | float
     second_gram: SparseMatrix | None
     second_rhs: Float[Tensor, "m t"]
     second_total: float

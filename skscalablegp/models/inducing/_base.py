@@ -364,7 +364,9 @@ class SparseMixin:
         with torch.no_grad():
             return self._network(network_from_numpy(self._weights), rows).numpy()
 
-    def _absorb(self, source: RowSource, n_outputs: int, run: FitRun) -> None:
+    def _absorb(
+        self, source: RowSource, n_outputs: int, run: FitRun, counts: np.ndarray | None
+    ) -> None:
         """Update the belief with further rows; keeps hyperparameters and inducing points."""
         seen, X = self.n_samples_seen_, source.X
         passes = resolve(
@@ -378,9 +380,9 @@ class SparseMixin:
             f"{m} inducing points with {s} covariances of {m} x {m}",
             "fit with fewer inducing points",
         )
-        rows = SparseRows.of(source)
+        rows = SparseRows.of(source, counts)
         self._check_rows(model, rows)
-        run.begin(X, source.Y, seen)
+        run.begin(X, source.Y, seen, n_rows=None if counts is None else counts.sum())
         generator = torch.Generator().manual_seed(seen)
         belief, n_iter, reason = absorb(model, rows, fit, run, generator, int(passes.value))
         self._set_belief(belief)

@@ -251,7 +251,9 @@ class SVGPClassifier(SparseMixin, GPClassifierBase):
         return self._fit(X, y, None, sample_weight)
 
     @fit_context(prefer_skip_nested_validation=True)
-    def partial_fit(self, X: Any, y: Any, classes: Any = None) -> SVGPClassifier:
+    def partial_fit(
+        self, X: Any, y: Any, classes: Any = None, sample_weight: Any = None
+    ) -> SVGPClassifier:
         """Update the posterior with further rows; the first call is `fit`.
 
         The current posterior is the prior for the new rows. Hyperparameters, inducing points and
@@ -266,6 +268,8 @@ class SVGPClassifier(SparseMixin, GPClassifierBase):
             Labels.
         classes : array-like of shape (c,), optional
             All labels that will occur, for the first call. By default, those of y.
+        sample_weight : float or array-like of shape (n,), optional
+            As for `fit`.
 
         Returns
         -------
@@ -278,12 +282,12 @@ class SVGPClassifier(SparseMixin, GPClassifierBase):
             For rows or labels unlike those of the first call.
         """
         if not hasattr(self, "n_iter_"):
-            return self._fit(X, y, classes)
+            return self._fit(X, y, classes, sample_weight)
         with FitRun(self) as run:
-            X, codes = self._read_rows(X, y, reset=False)
+            X, codes, counts = self._read_weighted(X, y, None, sample_weight, reset=False)
             Y = codes[:, None].astype(np.float64)
             source = RowSource(X, Y, self._scaling, torch.float64, run.device, np.zeros(len(X)))
-            self._absorb(source, len(self.classes_), run)
+            self._absorb(source, len(self.classes_), run, counts)
         return self
 
     def _fit(self, X: Any, y: Any, classes: Any, sample_weight: Any = None) -> SVGPClassifier:

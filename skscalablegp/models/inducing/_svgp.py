@@ -266,7 +266,9 @@ class SVGPRegressor(SparseMixin, MinibatchGPRegressorBase):
         return self
 
     @fit_context(prefer_skip_nested_validation=True)
-    def partial_fit(self, X: Any, y: Any, noise_variance: Any = None) -> SVGPRegressor:
+    def partial_fit(
+        self, X: Any, y: Any, noise_variance: Any = None, sample_weight: Any = None
+    ) -> SVGPRegressor:
         """Update the posterior with further rows; the first call is `fit`.
 
         The current posterior is the prior for the new rows. With Gaussian noise, one pass over them
@@ -282,6 +284,8 @@ class SVGPRegressor(SparseMixin, MinibatchGPRegressorBase):
             Targets.
         noise_variance : float or array-like of shape (n,), optional
             As for `fit`.
+        sample_weight : float or array-like of shape (n,), optional
+            As for `fit`.
 
         Returns
         -------
@@ -294,17 +298,21 @@ class SVGPRegressor(SparseMixin, MinibatchGPRegressorBase):
             For rows unlike those of the first call.
         """
         if not hasattr(self, "n_iter_"):
-            return self.fit(X, y, noise_variance)
+            return self.fit(X, y, noise_variance, sample_weight)
         with FitRun(self) as run:
             X, Y = self._read_rows(X, y, reset=False)
             t, known = Y.shape[1], self._n_outputs()
             if t != known:
                 raise ValueError(f"y has {t} targets, but the model was fitted with {known}.")
             run.ignores("normalize_y", "the first rows have set the units")
+            X, Y, noise_variance, alpha, counts = self._read_merged(
+                X, Y, noise_variance, sample_weight
+            )
             scaling, likelihood = self._scaling, self.likelihood_
             known = self._known_noise(noise_variance, len(X), scaling, likelihood, reset=False)
-            noise = self._own_noise(len(X), scaling.y_scale) + known
-            self._absorb(RowSource(X, Y, scaling, torch.float64, run.device, noise), t, run)
+            noise = alpha / self._own_unit(scaling.y_scale) + known
+            source = RowSource(X, Y, scaling, torch.float64, run.device, noise)
+            self._absorb(source, t, run, counts)
         return self
 
     def __sklearn_tags__(self):

@@ -362,7 +362,9 @@ class NNGPRegressor(GPRegressorBase):
         return super()._keep_exactly(process)
 
     @fit_context(prefer_skip_nested_validation=True)
-    def partial_fit(self, X: Any, y: Any, noise_variance: Any = None) -> NNGPRegressor:
+    def partial_fit(
+        self, X: Any, y: Any, noise_variance: Any = None, sample_weight: Any = None
+    ) -> NNGPRegressor:
         """Add rows to the model; the hyperparameters and the target's scale stay as they are.
 
         Costs O(n) for n rows, which takes milliseconds. The first call is a `fit`.
@@ -374,6 +376,8 @@ class NNGPRegressor(GPRegressorBase):
         y : array-like of shape (n,) or (n, t)
             Their targets.
         noise_variance : float or array-like of shape (n,), optional
+            As in `fit`.
+        sample_weight : float or array-like of shape (n,), optional
             As in `fit`.
 
         Returns
@@ -388,12 +392,12 @@ class NNGPRegressor(GPRegressorBase):
             For rows unlike those of the first call.
         """
         if not hasattr(self, "n_iter_"):
-            return self.fit(X, y, noise_variance)
+            return self.fit(X, y, noise_variance, sample_weight)
         before = self._posterior()
         with FitRun(self) as run:
-            X, Y, known = self._read_more(X, y, noise_variance, run)
+            more = self._read_more(X, y, noise_variance, sample_weight, run)
             old, m = len(self.X_train_), self.n_neighbors_
-            n = self._append(X, Y, known)
+            n = self._append(more)
             settings = plan(self, *self.X_train_.shape, run.machine)
             precision = settings.dtype.value
             if m == old or self.n_neighbors != "auto":
@@ -401,7 +405,7 @@ class NNGPRegressor(GPRegressorBase):
             if settings.exact_instead:
                 self._join_exactly(run, "use a smaller n_neighbors")
             elif self.n_neighbors_ == m < old and self.dtype_ == precision:
-                self._remember(before.plus(self._trained_problem(), len(X)))
+                self._remember(before.plus(self._trained_problem(), len(more.X)))
             else:
                 self._exact, self.dtype_ = None, precision
                 self._remember(run.finish("index", self._build_posterior))

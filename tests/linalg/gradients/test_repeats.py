@@ -18,6 +18,7 @@ from skscalablegp.linalg.gradients import (
     ExactGradient,
     GradientState,
     PathwiseGradient,
+    Repeats,
     StandardGradient,
     TruncatedGradient,
     exact_marginal_likelihood,
@@ -26,6 +27,16 @@ from skscalablegp.linalg.gradients import (
 )
 from skscalablegp.models.experts._gradient import ExpertsGradient
 from skscalablegp.models.fourier._collapsed import collapsed_marginal_likelihood, feature_weights
+from skscalablegp.models.grid import (
+    FewRows,
+    GridKernel,
+    GridProblem,
+    RowProbes,
+    grid_marginal_likelihood,
+    make_grid,
+)
+from skscalablegp.models.grid._network import _negative_likelihood, _squared_error
+from skscalablegp.models.grid._objective import few_rows_gradient, summed
 from skscalablegp.models.inducing._bound import NaturalBelief, variational_bound
 from skscalablegp.models.inducing._collapsed import InducingGradient
 from skscalablegp.models.inducing._stepper import SparseModel
@@ -34,13 +45,11 @@ from skscalablegp.models.neighbors._objectives import LocalGradient
 T = 2
 
 
-@pytest.fixture(scope="module")
-def problems():
-    """A problem with merged rows, and the same with all of its rows."""
+def tables():
+    """A table with merged rows, and the same with all of its rows."""
     rng = np.random.default_rng(0)
     X = rng.normal(size=(14, 2))[rng.integers(14, size=40)]
     y, noise = rng.normal(size=(40, T)), 0.05 * (1 + (X[:, 0] > 0))
-    kernel = compile_kernel(ConstantKernel(1.5) * RBF([0.8, 1.2]) + WhiteKernel(0.1), 2)
     found = merged(X, y, [noise])
     unit = np.zeros(T), np.ones(T)
     whole = Table(X, y, *unit, noise)
@@ -53,7 +62,18 @@ def problems():
         within=found.within.sum(1),
     )
     assert found.counts.max() > 3 and len(found.rows) < 15
-    made = (t.problem(kernel, torch.float64, torch.device("cpu"), False) for t in (part, whole))
+    return part, whole, found
+
+
+KERNEL = ConstantKernel(1.5) * RBF([0.8, 1.2]) + WhiteKernel(0.1)
+
+
+@pytest.fixture(scope="module")
+def problems():
+    """A problem with merged rows, and the same with all of its rows."""
+    *both, found = tables()
+    kernel = compile_kernel(KERNEL, 2)
+    made = (t.problem(kernel, torch.float64, torch.device("cpu"), False) for t in both)
     return (*made, found)
 
 
@@ -199,3 +219,73 @@ def test_fisher_information(problems):
     one, other, _ = problems
     a, b = (fisher_information(p, moved(one), 100, Generator()) for p in (one, other))
     assert_allclose(a, b, rtol=1e-4, atol=1e-5)
+
+
+# ---------------------------------------------------------------- grids
+
+
+def on_grids(known=None):
+    """Problems of both tables on the same grid, and the tables."""
+    *both, _ = tables()
+    if known is not None:
+        both = [replace(t, noise=np.full(len(t.X), known)) for t in both]
+    kernel = GridKernel(compile_kernel(KERNEL, 2), make_grid(both[0].X, [9, 8], "product"))
+    made = [GridProblem.make(kernel, summed(kernel, t), len(t.X)) for t in both]
+    return made, both, kernel
+
+
+@pytest.mark.parametrize("known", [0.05, None])
+def test_a_grid_sums_all_rows_that_rows_stand_for(known):
+    (part, whole), both, kernel = on_grids(known)
+    theta = kernel.kernel.theta0 + 0.1
+    got, want = (grid_marginal_likelihood(problem, theta) for problem in (part, whole))
+    assert_allclose(got.value, want.value, rtol=1e-9)
+    assert_allclose(got.grad, want.grad, rtol=1e-6)
+    assert_allclose(got.misfit, want.misfit, rtol=1e-8, atol=1e-12)
+    few = [
+        FewRows.of(kernel.grid, t.X, t.targets, t.noise, counts=t.counts, within=t.within)
+        for t in both
+    ]
+    for rows in few:
+        found = few_rows_gradient(replace(part, few=rows), theta)
+        assert_allclose(found.value, want.value, rtol=1e-8)
+        assert_allclose(found.grad, want.grad, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("known", [0.05, None])
+def test_probes_have_the_covariance_of_all_rows(known):
+    _, (part, whole), kernel = on_grids(known)
+    D, W = 0.1 + whole.noise, kernel.grid.interpolate(whole.X).toarray()
+    generator = Generator().manual_seed(0)
+    for power, place in ((1, 0), (2, 1)):
+        want = (W.T / D**power) @ W
+        found = []
+        for _ in range(60):
+            probes = RowProbes(kernel.grid, part.X, part.noise, generator, part.counts)
+            p, beside = probes.at(0.1)
+            found.append(p @ (p, beside)[place].T / p.shape[1])
+        mean, error = torch.stack(found).mean(0), torch.stack(found).std(0) / len(found) ** 0.5
+        score = (mean - torch.from_numpy(want)).sum() / error.sum()
+        assert abs(float(mean.trace()) / want.trace() - 1) < 0.1
+        assert abs(float(score)) < 1
+
+
+def test_objectives_of_a_grids_network_count_all_rows():
+    part, whole, _ = tables()
+    values = []
+    for t in (part, whole):
+        Z, Y = torch.tensor(t.X).tanh(), torch.tensor(t.targets)
+        repeats = None
+        if t.counts is not None:
+            repeats = Repeats(torch.tensor(t.counts), torch.tensor(t.within))
+        head = torch.tensor([[0.5, 0.2], [0.1, -0.3], [0.2, 0.0]], dtype=torch.float64)
+        hyper = torch.tensor([0.0, -1.0, -2.0], dtype=torch.float64, requires_grad=True)
+        value = _negative_likelihood(Z, Y, hyper, repeats) * len(Z)
+        (slope,) = torch.autograd.grad(value, hyper)
+        error = _squared_error(Z, Y, head, repeats) * T * t.n_rows
+        within = 0.0 if t.within is None else t.within.sum()
+        values.append([float(value.detach()), *slope.tolist(), float(error) + within])
+    # Only what merged rows leave out has the constants of a density.
+    constant = 0.5 * T * (len(whole.X) - len(part.X)) * np.log(2 * np.pi)
+    assert_allclose(values[0][0] - constant, values[1][0], rtol=1e-9)
+    assert_allclose(values[0][1:], values[1][1:], rtol=1e-9)
