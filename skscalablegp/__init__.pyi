@@ -1,5 +1,6 @@
 # The public names of this package, each listed once: editors and type checkers read this file, and
 # `__init__.py` imports each name from here when it is first used. An estimator is one line below.
+from . import dask as dask
 from . import datasets as datasets
 from . import export as export
 from . import files as files

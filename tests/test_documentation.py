@@ -52,7 +52,7 @@ def test_reference_lists_every_public_name():
 # Blocks below a comment ".. needs: network" (or minutes) are read, not run.
 NOT_RUN = {
     "doc/how_to/data_sets.rst": "network",
-    "doc/how_to/several_machines.rst": "torchrun",
+    "doc/how_to/several_machines.rst": "processes",
 }
 
 

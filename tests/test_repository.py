@@ -22,7 +22,18 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "skscalablegp"
 
 # A layer may import those before it; models may not import one another (below).
-LAYERS = ["ranks", "kernels", "features", "linalg", "core", "models", "meta", "files", "export"]
+LAYERS = [
+    "ranks",
+    "kernels",
+    "features",
+    "linalg",
+    "core",
+    "models",
+    "meta",
+    "files",
+    "export",
+    "dask",
+]
 # What users import by name; the layers never do.
 PUBLIC = ["solvers", "preconditioners", "truncation", "gradients", "likelihoods", "training"]
 PUBLIC += ["priors"]

@@ -79,6 +79,8 @@ class FitReport(Bunch):
     start : str
         Where the starting hyperparameters come from, and their log likelihood; empty if there was
         nothing to compare.
+    ranks : int
+        Number of ranks that shared products of this fit (`distribute`); 1 if one process did all.
     gradient_norm : float
         Norm of the objective's gradient in the logarithms of the hyperparameters at the last step,
         in nats. Only where training computes or estimates it.
@@ -138,6 +140,8 @@ class FitReport(Bunch):
             for name, reason in self.ignored.items()
             if name in changed
         ]
+        if self.get("ranks", 1) > 1:
+            lines.append(f"products were shared among {self.ranks} ranks")
         if self.n_unconverged:
             lines.append(f"{self.n_unconverged} linear solves did not reach their tolerance")
         lines += self.get("failures", ())

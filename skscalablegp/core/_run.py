@@ -38,6 +38,7 @@ from .._validation import available_memory, check_memory
 from ..linalg.operators import compiler_for
 from ..linalg.parallel import n_workers
 from ..linalg.solvers import Solution, SolveSummary, Status
+from ..ranks import leading
 from ._awkward import (
     assumes_normal_noise,
     columns_that_matter,
@@ -184,6 +185,8 @@ class FitRun(Run):
     def __enter__(self) -> FitRun:
         est = self.estimator
         self._before = dict(vars(est))
+        self._ranks = leading()
+        self._tasks = 0 if self._ranks is None else self._ranks.tasks
         self._old_posterior = est._remembered()
         est._remember(None)
         names = (*_UNDER_WAY.get(), type(est).__name__)
@@ -661,7 +664,10 @@ class FitRun(Run):
             "start": "",
             "columns": columns_that_matter(self.estimator, self._X),
             "failures": tuple(self.monitor.failures),
+            "ranks": 1,
         }
+        if self._ranks is not None and self._ranks.tasks > self._tasks:
+            facts["ranks"] = self._ranks.size
         if (norm := self._gradient_norm()) is not None:
             facts["gradient_norm"] = norm
         facts |= self._facts | self.estimator.prior_facts(self.priors)

@@ -6,6 +6,7 @@ are computed by all ranks.
 """
 
 from ._distribute import distribute as distribute
+from ._fingerprint import versions as versions
 from ._life import RankError
 from ._ranks import Ranks
 from ._ranks import leading as leading

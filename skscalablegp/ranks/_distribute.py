@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,8 +16,6 @@ from ._group import Group
 from ._life import Life
 from ._ranks import Ranks
 
-# Contexts of this process; all ranks enter them in the same order.
-_CONTEXTS = itertools.count()
 # What launchers set for `torch.distributed.init_process_group`.
 _VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
@@ -86,8 +83,11 @@ def distribute(timeout: float = 30.0, rows: str = "replicated") -> Iterator[Rank
     started = _initialise()
     try:
         shared: Any = _get_default_store()
-        store = PrefixStore(f"skscalablegp/{next(_CONTEXTS)}", shared.clone())
-        life = Life(store, dist.get_rank(), dist.get_world_size(), float(timeout))
+        rank = dist.get_rank()
+        # All ranks enter their contexts in the same order.
+        number = shared.add(f"skscalablegp/contexts of {rank}", 1)
+        store = PrefixStore(f"skscalablegp/{number}", shared.clone())
+        life = Life(store, rank, dist.get_world_size(), float(timeout))
         life.begin()
         why, ranks, group = "it has failed to begin", None, None
         try:

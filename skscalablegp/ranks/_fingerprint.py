@@ -25,11 +25,15 @@ _SMALL = 2**20
 _SHOWN = 40
 
 
+def versions() -> dict[str, str]:
+    """The versions that decide results, of packages and of Python."""
+    return {name: version(name) for name in _PACKAGES} | {"Python": platform.python_version()}
+
+
 def fingerprint(method: Callable, estimator: Any, args: tuple, kwargs: dict[str, Any]) -> str:
     """What a call is about, as JSON: a hash and a short text for each part of it."""
     parts = {"call": f"{type(estimator).__name__}.{method.__name__}"}
-    parts |= {f"version of {name}": version(name) for name in _PACKAGES}
-    parts["version of Python"] = platform.python_version()
+    parts |= {f"version of {name}": found for name, found in versions().items()}
     found = {name: [_digest(value.encode()), value] for name, value in parts.items()}
     for name, value in estimator.get_params(deep=True).items():
         if not _OWN & set(name.split("__")):

@@ -58,6 +58,22 @@ class Group:
         self.sent += tensor.nbytes if self.rank else 0
         return self._move(dist.reduce, tensor.contiguous(), dst=0)
 
+    def send(self, tensor: Tensor, to: int) -> None:
+        """Send a tensor of the CPU to one rank."""
+        self.sent += tensor.nbytes
+        self._wait(self._begun(dist.isend, tensor.contiguous(), to))
+
+    def receive(self, tensor: Tensor, source: int) -> Tensor:
+        """A tensor that one rank sends, written into `tensor`, which is contiguous."""
+        self._wait(self._begun(dist.irecv, tensor, source))
+        return tensor
+
+    def _begun(self, operation: Any, tensor: Tensor, other: int) -> Any:
+        try:
+            return operation(tensor, other, group=self._gloo)
+        except RuntimeError as error:
+            raise self.life.blame(error) from error
+
     def _move(self, operation: Any, tensor: Tensor, **to: int) -> Tensor:
         direct = tensor.device.type == "cpu" or self._nccl is not None
         moved = tensor if direct else tensor.cpu()

@@ -80,7 +80,8 @@ class Life:
 
     def _look_for(self, keys: list[str], waited: float) -> None:
         """Raise if a rank will not reach this step."""
-        missing = [r for r, key in enumerate(keys) if not self._store.check([key])]
+        there = [self._reach(lambda key=key: self._store.check([key])) for key in keys]
+        missing = [rank for rank, found in enumerate(there) if not found]
         for rank in missing:
             if rank in self._left:
                 raise RankError(

@@ -7,9 +7,9 @@ import pickle
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -24,6 +24,8 @@ from ._life import RankError
 # A task's description travels in one message of this size, and a second one if it is larger.
 _HEADER = 2048
 _MISSING = object()
+
+T = TypeVar("T")
 
 _LEADING: ContextVar[Ranks | None] = ContextVar("ranks that wait for tasks", default=None)
 
@@ -44,6 +46,8 @@ class Ranks:
     ----------
     rank, size : int
         The number of this process, from 0, and the number of processes.
+    tasks : int
+        How many tasks rank 0 has given to all ranks.
     bytes_sent : int
         What this rank has sent so far. A broadcast counts once for each other rank, at rank 0; a
         sum counts once at each other rank.
@@ -57,7 +61,7 @@ class Ranks:
         self._numbers = itertools.count()
         self._dropped: list[int] = []
         self._lock = threading.RLock()
-        self.broken = False
+        self.broken, self.tasks = False, 0
 
     @property
     def rank(self) -> int:
@@ -79,14 +83,36 @@ class Ranks:
             raise RankError("a rank was lost before this call: start all ranks again")
         with self._failing_together(), called(None):
             found = self._group.life.gather("call", fingerprint(method, estimator, args, kwargs))
-            check_same(found)
+            try:
+                check_same(found)
+            except RankError:
+                # Rank 0 may keep the store, which must not end before the others have read it.
+                with suppress(RankError):
+                    self._group.life.gather("difference", "")
+                raise
             answer = self._lead if self.rank == 0 else self._follow
             return answer(method, estimator, args, kwargs)
 
-    def _lead(self, method: Callable, estimator: Any, args: tuple, kwargs: dict) -> Any:
-        before, token = dict(vars(estimator)), _LEADING.set(self)
+    def lead(self, work: Callable[[], T]) -> T | None:
+        """Run a function at rank 0, for whose fits and predictions the others compute.
+
+        Nothing is compared, because the others need no data. They return None, or raise the error
+        of rank 0.
+        """
+        with self._failing_together(), called(None):
+            if self.rank == 0:
+                with self._leading():
+                    result = work()
+                self._end(("done", None, False, None))
+                return result
+            self._served()
+            return None
+
+    @contextmanager
+    def _leading(self) -> Iterator[None]:
+        token = _LEADING.set(self)
         try:
-            result = method(estimator, *args, **kwargs)
+            yield
         except RankError:
             raise
         except BaseException as error:
@@ -94,18 +120,27 @@ class Ranks:
             raise
         finally:
             _LEADING.reset(token)
+
+    def _lead(self, method: Callable, estimator: Any, args: tuple, kwargs: dict) -> Any:
+        before = dict(vars(estimator))
+        with self._leading():
+            result = method(estimator, *args, **kwargs)
         itself = result is estimator
         self._end(("done", _changes(estimator, before), itself, None if itself else result))
         return result
 
     def _follow(self, method: Callable, estimator: Any, args: tuple, kwargs: dict) -> Any:
+        _, changes, itself, result = self._served()
+        _apply(estimator, changes)
+        return estimator if itself else result
+
+    def _served(self) -> tuple:
+        """Serve the tasks of a call of rank 0, and return what has become of it."""
         with interrupts_wait(dropped=1):
             outcome = self._serve()
         if outcome[0] == "error":
             raise outcome[1]
-        _, changes, itself, result = outcome
-        _apply(estimator, changes)
-        return estimator if itself else result
+        return outcome
 
     @contextmanager
     def _failing_together(self) -> Iterator[None]:
@@ -129,6 +164,7 @@ class Ranks:
         tensors : sequence of Tensor
             Arguments that the other ranks receive on a device of the same type.
         """
+        self.tasks += 1
         tensors = [tensor.contiguous() for tensor in tensors]
         specs = [(tuple(t.shape), t.dtype, t.device.type) for t in tensors]
         with self._lock, interrupts_wait(), self._failing_together():
@@ -141,6 +177,18 @@ class Ranks:
     def total(self, tensor: Tensor) -> Tensor:
         """The sum of the tensors of all ranks, at rank 0."""
         return self._group.total(tensor)
+
+    def exchange(self, what: str, value: str) -> list[str]:
+        """Short texts of all ranks, all of which ask for them at this point."""
+        return self._group.life.gather(what, value)
+
+    def send(self, tensor: Tensor, to: int) -> None:
+        """Send a tensor of the CPU to another rank, which waits for it."""
+        self._group.send(tensor, to)
+
+    def receive(self, tensor: Tensor, source: int) -> Tensor:
+        """A tensor of another rank, written into `tensor`, which is contiguous."""
+        return self._group.receive(tensor, source)
 
     def keep(self, number: int, value: Any) -> None:
         """Keep an object of this rank under a number."""

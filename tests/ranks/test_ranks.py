@@ -326,11 +326,32 @@ def test_errors_of_rank_0_are_those_of_all_and_later_calls_work():
 # ---------------------------------------------------------------- launchers
 
 
+def program(name):
+    """A program of the page, which has its name in the first line."""
+    blocks = [code for _, code, need in code_blocks(PAGE) if need == "processes"]
+    return next(code for code in blocks if code.lstrip().startswith(f"# {name}"))
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not PAGE.exists(), reason="not a checkout of the repository")
+@pytest.mark.parametrize("name, said", [("on_dask.py", "2 ranks"), ("search.py", "n_neighbors")])
+def test_other_programs_of_the_documentation_run(tmp_path, name, said):
+    (tmp_path / name).write_text(program(name))
+    done = subprocess.run(
+        [sys.executable, name],
+        cwd=tmp_path,
+        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert not done.returncode and said in done.stdout, done.stdout + done.stderr
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(not PAGE.exists(), reason="not a checkout of the repository")
 def test_program_of_the_documentation_runs_under_torchrun(tmp_path):
-    programs = [code for _, code, need in code_blocks(PAGE) if need == "torchrun"]
-    (tmp_path / "fit.py").write_text(programs[0])
+    (tmp_path / "fit.py").write_text(program("fit.py"))
     variables = {k: v for k, v in environment(0, 1, 0).items() if k == "GLOO_SOCKET_IFNAME"}
     variables |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     launcher = ["-m", "torch.distributed.run", "--nproc-per-node", "2"]

@@ -1,3 +1,3 @@
 """Parallel work: tasks on worker threads, each of which runs single-threaded operations."""
 
-from ._pool import map_in_order, n_workers, one_thread, run
+from ._pool import map_in_order, n_workers, one_thread, run, threads

@@ -245,6 +245,17 @@ def one_thread(wanted: bool = True) -> Iterator[None]:
         _set_threads_here(before)
 
 
+@contextmanager
+def threads(count: int) -> Iterator[None]:
+    """Let the calling thread, and tasks that it hands over, use so many threads."""
+    before = torch.get_num_threads()
+    _set_threads_here(count)
+    try:
+        yield
+    finally:
+        _set_threads_here(before)
+
+
 def _set_threads_here(count: int) -> None:
     """Set torch's number of threads for the calling thread only.
 

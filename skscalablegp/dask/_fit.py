@@ -1,0 +1,250 @@
+"""Fits on the workers that hold the rows."""
+
+from __future__ import annotations
+
+import asyncio
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+from distributed import CancelledError, Client, Future, MultiLock, wait
+from sklearn.base import clone
+
+from .._clock import now
+from .._validation import check_number
+from ..ranks import RankError, versions
+from ._partitions import partitions, split
+from ._rank import fitted_at
+from ._session import Session, closed, described, opened
+
+# Seconds between looks at the workers while ranks work.
+_LOOK = 1.0
+# Seconds that other ranks have to fail, after the first one.
+_GRACE = 10.0
+
+
+def fit(
+    client: Client,
+    estimator: Any,
+    X: Any,
+    y: Any,
+    *,
+    rows: str = "replicated",
+    timeout: float = 30.0,
+    **fit_params: Any,
+) -> Any:
+    """Fit an estimator on the workers of a Dask cluster.
+
+    One rank runs on each worker that holds partitions, as inside
+    :func:`skscalablegp.distribute`: rank 0 fits the model, and products with the kernel matrix are
+    computed by all ranks.
+
+    Parameters
+    ----------
+    client : distributed.Client
+        Workers must be processes of their own, not threads of one.
+    estimator : estimator
+        An estimator of this package, or of scikit-learn around one, such as a pipeline. It is
+        cloned and stays as it is.
+    X : dask.array.Array of shape (n, d) or dask.dataframe.DataFrame
+        Rows. Partitions may be of any sizes, also empty.
+    y : dask.array.Array of shape (n,) or (n, t), or dask.dataframe.Series or DataFrame
+        Targets, with the partitions of X.
+    rows : {"replicated"}, default="replicated"
+        Where the rows are during the fit. The worker with the most bytes gets all rows once; other
+        ranks get those that products need, in the precision of the products.
+    timeout : float, default=30.0
+        Seconds without a sign of life after which a rank counts as dead.
+    **fit_params : object
+        Arguments of the estimator's `fit`, such as `noise_variance` or `sample_weight`.
+        Collections need the partitions of X.
+
+    Returns
+    -------
+    model : estimator
+        A fitted clone, in this process. It is an ordinary estimator, which predicts without Dask.
+
+    Raises
+    ------
+    TypeError
+        If X or y is no collection, or the client is asynchronous.
+    ValueError
+        If partitions differ, or hold no rows; if workers share a process.
+    MemoryError
+        If the rows do not fit into the memory of the worker that collects them.
+    RuntimeError
+        If a worker has ended or does not answer, or runs other versions.
+
+    Notes
+    -----
+    Fits that share workers run one after the other. A fit that is under way on other workers is
+    not disturbed. Interrupting the caller ends the fit at its next product.
+
+    Examples
+    --------
+    See :func:`predict`.
+    """
+    check_client(client)
+    check_number("timeout", timeout, positive=True, example=30.0)
+    if rows != "replicated":
+        raise ValueError(f'rows must be "replicated", got {rows!r}.')
+    collections, settings = split(fit_params)
+    parts = client.compute(partitions({"X": X, "y": y, **collections}))
+    held = _held(client, parts)
+    with MultiLock(sorted(held), client=client):
+        session = _opened(client, held, timeout)
+        try:
+            model, said = _run(client, session, held, clone(estimator), settings)
+        finally:
+            _close(client, session)
+    for warning in said:
+        warnings.warn(warning, stacklevel=2)
+    return model
+
+
+def check_client(client: Any) -> None:
+    """Raise a TypeError for something else than a synchronous client."""
+    if not isinstance(client, Client) or client.asynchronous:
+        raise TypeError(
+            "client must be a distributed.Client that is not asynchronous, got "
+            f"{type(client).__name__}."
+        )
+
+
+def _held(client: Client, parts: list[Future]) -> dict[str, list[tuple[int, Future]]]:
+    """The computed partitions by worker, that of rank 0 first."""
+    try:
+        wait(parts)
+    except CancelledError as error:
+        raise RankError("a worker has ended before the fit, with data that it alone had") from error
+    for part in parts:
+        if part.status == "error":
+            raise part.exception()
+    where = client.who_has(parts)
+    held: dict[str, list[tuple[int, Future]]] = {}
+    for k, part in enumerate(parts):
+        places = sorted(where.get(part.key, ()))
+        if not places:
+            raise RankError(f"the worker of partition {k} has ended: fit again")
+        # A partition with copies goes to a worker that takes part anyway.
+        place = next((p for p in places if p in held), places[0])
+        held.setdefault(place, []).append((k, part))
+    bytes_of = client.nbytes(summary=False)
+    size = {w: sum(bytes_of.get(p.key, 0) for _, p in own) for w, own in held.items()}
+    return dict(sorted(held.items(), key=lambda item: (-size[item[0]], item[0])))
+
+
+def _opened(client: Client, held: dict, timeout: float) -> Session:
+    """A session of workers that answer, with the client's versions, in processes of their own."""
+    session, own = Session(tuple(held), timeout), versions()
+    found = client.sync(_asked, client, described, held, timeout)
+    seen: dict[str, str] = {}
+    for worker, answer in found.items():
+        other = answer["versions"]
+        for name, version in own.items():
+            if other[name] != version:
+                raise RankError(
+                    f"{name} is {version} here and {other[name]} at the worker {worker}: "
+                    "install the same versions on all machines."
+                )
+        if answer["process"] in seen:
+            raise ValueError(
+                f"the workers {seen[answer['process']]} and {worker} share a process, but every "
+                "rank needs its own: use LocalCluster(processes=True), or one worker."
+            )
+        seen[answer["process"]] = worker
+    first = session.workers[0]
+    port = client.run(opened, session.key, first, workers=[first])[first]
+    return replace(session, port=port)
+
+
+async def _asked(client: Client, ask: Callable, workers: Any, timeout: float) -> dict[str, Any]:
+    """The answers of workers, all of which are alive."""
+
+    async def answer(worker: str) -> Any:
+        try:
+            return (await asyncio.wait_for(client.run(ask, workers=[worker]), timeout))[worker]
+        except (OSError, TimeoutError, KeyError, ValueError) as error:
+            raise RankError(
+                f"the worker {worker} does not answer within {timeout:g} s: it has ended, or its "
+                "machine cannot be reached"
+            ) from error
+
+    return dict(zip(workers, await asyncio.gather(*map(answer, workers)), strict=True))
+
+
+def _run(client: Client, session: Session, held: dict, estimator: Any, settings: dict) -> Any:
+    """Start all ranks, and return the model and the warnings of rank 0."""
+    futures = []
+    for rank, (worker, own) in enumerate(held.items()):
+        numbers, parts = zip(*own, strict=True)
+        # Rank 0 alone needs the estimator.
+        given = (estimator, settings) if rank == 0 else (None, {})
+        task = (session, rank, numbers, list(parts), *given)
+        futures.append(client.submit(fitted_at, *task, workers=[worker], pure=False, retries=0))
+    with _cancelled(client, session, futures):
+        _watch(client, session, futures)
+        return futures[0].result()
+
+
+@contextmanager
+def _cancelled(client: Client, session: Session, futures: list[Future]) -> Iterator[None]:
+    """If the block fails, tell ranks that still wait, and withdraw those that have not begun."""
+    try:
+        yield
+    except BaseException as error:
+        why = f"the fit has ended with {type(error).__name__}: {error}"
+        _close(client, session, why)
+        with_others = [f for f in futures if f.status == "pending"]
+        if not isinstance(error, KeyboardInterrupt):
+            _settled(with_others, 2 * session.timeout)
+        client.cancel([f for f in futures if f.status == "pending"], force=True)
+        raise
+
+
+def _watch(client: Client, session: Session, futures: list[Future]) -> None:
+    """Wait for all ranks, and raise the error that explains the others if one fails."""
+    pending = futures
+    while pending:
+        pending = _settled(pending, _LOOK)
+        failed = [f for f in futures if f.status in ("error", "lost", "cancelled")]
+        if not pending and not failed:
+            return
+        gone = _gone(client, session)
+        if failed and not gone:
+            # Ranks that were left alone fail soon after the one that is to blame, whose end the
+            # scheduler may notice later than they do.
+            until = now() + _GRACE
+            while pending and now() < until:
+                pending = _settled(pending, _LOOK)
+            gone = _gone(client, session)
+        if gone:
+            raise RankError(f"{session.named(gone[0])} has ended during the fit")
+        if failed:
+            errors = [f.exception() for f in futures if f.status == "error"]
+            own = [error for error in errors if not isinstance(error, RankError)]
+            raise (own or errors or [RankError("a task of the fit was cancelled")])[0]
+
+
+def _close(client: Client, session: Session, *why: str) -> None:
+    """Close the store of a session, or say in it why ranks that wait should not."""
+    # A call of a worker that has ended would wait for it for half a minute.
+    if 0 not in _gone(client, session):
+        client.run(closed, session.key, *why, workers=[session.workers[0]], on_error="ignore")
+
+
+def _gone(client: Client, session: Session) -> list[int]:
+    """Ranks whose workers the scheduler has lost."""
+    alive = client.nthreads()
+    return [rank for rank, worker in enumerate(session.workers) if worker not in alive]
+
+
+def _settled(futures: list[Future], seconds: float) -> list[Future]:
+    """Wait until all are done or one has failed, for so many seconds; returns those not done."""
+    try:
+        wait(futures, timeout=seconds, return_when="FIRST_COMPLETED")
+    except (TimeoutError, CancelledError):
+        pass
+    return [f for f in futures if f.status == "pending"]
