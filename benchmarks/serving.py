@@ -3,12 +3,15 @@
 
     python benchmarks/serving.py --rows 2000 --models SVGPRegressor KISSGPRegressor
     python benchmarks/serving.py --part updates --rows 100000 --models NNGPRegressor
+    python benchmarks/serving.py --part precision --rows 800
 
 The first part times one row and 1,000 rows, the mean alone and with its standard deviation, by
 `predict` of a model from a compact file, by the torch module and by ONNX Runtime (where it is
 installed), in microseconds a row.
 The second adds 100 rows by `partial_fit` and compares with the fit. Processor seconds of one
 thread; the median of repeated calls.
+The third computes the means of exact processes in single precision in several ways, and prints the
+largest error in standard deviations of the target.
 """
 
 import argparse
@@ -121,9 +124,53 @@ def updates(name, n):
     return line | {"update_seconds": round(update, 4), "times_faster": round(fit / update, 1)}
 
 
+def precision(noise, n):
+    import numpy as np
+
+    from skscalablegp import IterativeGPRegressor
+
+    rng = np.random.default_rng(0)
+    X, new = rng.uniform(0, 10, size=(n, 3)), rng.uniform(0, 10, size=(500, 3))
+    y = np.sin(X[:, 0]) + 0.3 * X[:, 1] + noise * rng.standard_normal(n)
+    model = IterativeGPRegressor(random_state=0).fit(X, y)
+    variance, matern = model.kernel_.k1.k1.constant_value, model.kernel_.k1.k2
+    weights = np.linalg.solve(model.kernel_(X), model.y_train_)
+    right = matern(new, X) @ weights * variance
+
+    def error(rows, new, dtype, squares, product):
+        rows, new = rows.astype(dtype), new.astype(dtype)
+        r = np.sqrt(3 * np.maximum(squares(new, rows), 0)).astype(dtype)
+        K = np.asarray(variance, dtype) * ((1 + r) * np.exp(-r))
+        found = K.astype(product) @ weights.astype(product)
+        return float(f"{np.abs(found - right).max():.1e}")
+
+    def expanded(a, b):
+        return (a * a).sum(1)[:, None] + (b * b).sum(1) - 2 * a @ b.T
+
+    def differences(a, b):
+        return np.square(a[:, None] - b).sum(2)
+
+    scaled, at = X / matern.length_scale, new / matern.length_scale
+    centre, single, double = scaled.mean(0), np.float32, np.float64
+    centred = scaled - centre, at - centre
+    rounded = scaled - centre, new.astype(single) / matern.length_scale - centre
+    return {
+        "part": "precision",
+        "noise": noise,
+        "rows": n,
+        "sum_of_weights": round(float(np.abs(weights).sum())),
+        "single": error(scaled, at, single, expanded, single),
+        "centred": error(*centred, single, expanded, single),
+        "differences": error(*centred, single, differences, single),
+        "double_product": error(*centred, single, differences, double),
+        "double_inside": error(*rounded, double, differences, double),
+    }
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--part", choices=["predictions", "updates"], default="predictions")
+    parts = {"predictions": predictions, "updates": updates, "precision": precision}
+    parser.add_argument("--part", choices=[*parts], default="predictions")
     parser.add_argument("--models", nargs="+", default=MODELS)
     parser.add_argument("--rows", type=int, default=2000)
     parser.add_argument("--output", help="file to which lines are appended")
@@ -134,9 +181,8 @@ def main():
     import skscalablegp
 
     torch.set_num_threads(1)
-    for name in args.models:
-        work = predictions if args.part == "predictions" else updates
-        line = work(name, args.rows)
+    for name in (0.3, 0.05, 0.01) if args.part == "precision" else args.models:
+        line = parts[args.part](name, args.rows)
         line |= {"version": skscalablegp.__version__, "date": date.today().isoformat()}
         print(json.dumps(line), flush=True)
         if args.output:

@@ -12,6 +12,8 @@ from typing import Any
 
 import numpy as np
 import torch
+from jaxtyping import Float
+from torch import Tensor, nn
 
 from ..kernels import NotExportable
 from ._torch import ClassModule, GPModule, require, to_torch
@@ -46,12 +48,13 @@ def export_onnx(
         Whether the file predicts standard deviations, too. For an exact model of n rows they need
         an n x n matrix; nothing else does.
     dtype : {"float64", "float32"}, default="float64"
-        Precision of the input, the outputs and all computations. Files in single precision are half
-        the size.
+        Precision of the input and the outputs. With "float32" the computations are in single
+        precision, too, and the file has half the size, if this is accurate enough at `rows`. If
+        not, they are in double precision between a cast of the input and casts of the outputs.
     rows : array-like of shape (m, d), default=None
-        Rows at which a file in single precision is compared with the model before it is written.
-        They are required with ``dtype="float32"``, because the error of single precision depends on
-        the model: a few hundred typical rows are enough.
+        Rows at which a file is compared with the model before it is written. They are required with
+        ``dtype="float32"``, because the error of single precision depends on the model: a few
+        hundred typical rows are enough.
 
     Raises
     ------
@@ -61,8 +64,8 @@ def export_onnx(
         A TypeError, as in `to_torch`, before anything is written.
     ValueError
         For another dtype, without rows where they are required, and if the error at these rows is
-        above 1e-4 of the target's standard deviation, or of a probability, in single precision
-        (1e-6 in double).
+        above 1e-4 of the target's standard deviation, or of a probability, with "float32" (1e-6
+        with "float64").
     NotFittedError
         Before `fit`.
 
@@ -76,6 +79,11 @@ def export_onnx(
     training table; names of a data frame are not kept. Nearest neighbours are found by comparing a
     row with all training rows, and small systems are solved by elimination, because ONNX has no
     Cholesky factorisation.
+
+    The mean of an exact model is a sum of kernel values times weights, whose absolute sum is often
+    10,000 times the mean. Rounding each kernel value to single precision loses the mean then, also
+    if rows are centred and scaled before, and if distances come from differences. The file's
+    metadata say under "computed_in" which precision the computations have.
 
     Examples
     --------
@@ -99,32 +107,50 @@ def export_onnx(
     checked = None if rows is None else np.asarray(rows, dtype=np.float64)
     if checked is not None and (checked.ndim != 2 or checked.shape[1] != exact.n_features):
         raise ValueError(f"rows must have shape (m, {exact.n_features}), got {checked.shape}.")
-    module = to_torch(model, return_std).to(getattr(torch, dtype))
+    module: Any = to_torch(model, return_std).to(getattr(torch, dtype))
+    computed_in = dtype
     if checked is not None:
-        _check(exact, module, checked, dtype)
-    _written(module, dtype).save(str(Path(path)))
+        error = _error(exact, module, checked, dtype)
+        if dtype == "float32" and not error <= _ERROR[dtype]:
+            module, computed_in = _InDouble(exact), "float64"
+            error = _error(exact, module, checked, dtype)
+        if not error <= _ERROR[dtype]:
+            of = "" if module.outputs == ("probabilities",) else " of the target's deviation"
+            raise ValueError(
+                f"In dtype={dtype!r} predictions at these rows would be wrong by up to "
+                f"{error:.1e}{of}, more than {_ERROR[dtype]:g}: use dtype='float64'."
+            )
+    program = _written(module, dtype, computed_in)
+    program.save(str(Path(path)))
 
 
-def _check(exact: Any, module: Any, rows: np.ndarray, dtype: str) -> None:
-    """Raise a ValueError if the precision is too little for the model at these rows."""
+class _InDouble(nn.Module):
+    """A module in double precision whose input and outputs are in single precision."""
+
+    def __init__(self, module: GPModule | ClassModule):
+        super().__init__()
+        self.module, self.n_features = module, module.n_features
+        self.outputs, self.classes = module.outputs, getattr(module, "classes", None)
+
+    def forward(self, X: Float[Tensor, "m d"]) -> Tensor | tuple[Tensor, ...]:
+        found = self.module(X.double())
+        return found.float() if isinstance(found, Tensor) else tuple(f.float() for f in found)
+
+
+def _error(exact: Any, module: Any, rows: np.ndarray, dtype: str) -> float:
+    """The largest error of the module at these rows, in units of the target."""
     X = torch.as_tensor(rows)
     with torch.no_grad():
         pairs = zip(_listed(exact(X)), _listed(module(X.to(getattr(torch, dtype)))), strict=True)
-        unit = exact.unit(X)
         error = max(float((found.double() - right).abs().max()) for right, found in pairs)
-    if not error <= _ERROR[dtype] * unit:
-        of = "" if exact.outputs == ("probabilities",) else " of the target's standard deviation"
-        raise ValueError(
-            f"In dtype={dtype!r} predictions at these rows would be wrong by up to "
-            f"{error / unit:.1e}{of}, more than {_ERROR[dtype]:g}: use dtype='float64'."
-        )
+        return error / exact.unit(X)
 
 
 def _listed(outputs: Any) -> list[torch.Tensor]:
     return [outputs] if isinstance(outputs, torch.Tensor) else list(outputs)
 
 
-def _written(module: GPModule | ClassModule, dtype: str) -> Any:
+def _written(module: Any, dtype: str, computed_in: str) -> Any:
     """The module as an ONNX program."""
     X = torch.zeros(3, module.n_features, dtype=getattr(torch, dtype))
     shapes = ({0: torch.export.Dim("rows")},)
@@ -133,10 +159,10 @@ def _written(module: GPModule | ClassModule, dtype: str) -> Any:
             module, (X,), None, dynamo=True, verbose=False, input_names=["X"], dynamic_shapes=shapes
         )
     graph = program.model.graph
-    if dtype == "float64" and any(node.op_type == "Erf" for node in graph):
+    if computed_in == "float64" and any(node.op_type == "Erf" for node in graph):
         raise NotExportable(
             "ONNX Runtime has no error function in double precision, which the probit link needs: "
-            "use dtype='float32', or Bernoulli(link='logit')."
+            "use dtype='float32' if that is accurate enough, or Bernoulli(link='logit')."
         )
     # Names of operations, such as "mean", must not be those of outputs.
     for name in set(graph.initializers) & set(module.outputs):
@@ -148,7 +174,8 @@ def _written(module: GPModule | ClassModule, dtype: str) -> Any:
             output.name = f"v{number}_{output.index()}"
     for output, name in zip(graph.outputs, module.outputs, strict=True):
         output.name = name
-    if isinstance(module, ClassModule):
+    program.model.metadata_props["computed_in"] = computed_in
+    if getattr(module, "classes", None) is not None:
         program.model.metadata_props["classes"] = json.dumps(module.classes)
     return program
 

@@ -85,10 +85,32 @@ def test_the_mean_of_an_exact_model_needs_no_matrix(tmp_path):
     assert max(sizes) <= X.size
 
 
-def test_too_little_precision_is_refused(tmp_path):
-    """Equal rows with hardly any noise: weights of a million."""
-    rows = np.linspace(0, 1, 60)[:, None]
-    model = exact(RBF(1.0) + WhiteKernel(1e-10)).fit(rows, np.sin(40 * rows[:, 0]))
+@pytest.mark.parametrize(
+    "length, noise, computed_in",
+    [(1.0, 1e-10, "float64"), (0.02, 0.1, "float32")],
+    ids=["smooth", "rough"],
+)
+def test_computations_are_in_double_precision_where_single_is_too_little(
+    length, noise, computed_in, tmp_path
+):
+    """Equal rows with hardly any noise have weights of a million."""
+    path, rows = tmp_path / "model.onnx", np.linspace(0, 1, 60, dtype=np.float32)[:, None]
+    model = exact(RBF(length) + WhiteKernel(noise)).fit(rows, np.sin(40 * rows[:, 0]))
+    sk.export_onnx(model, path, dtype="float32", rows=rows)
+    (told,) = [p.value for p in onnx.load(path).metadata_props if p.key == "computed_in"]
+    assert told == computed_in
+    between = (rows[1:] + rows[:-1]) / 2
+    expected = model.predict(between, return_std=True)
+    unit = np.std(model.predict(rows))
+    for found, want in zip(answers(path, between).values(), expected, strict=True):
+        assert found.dtype == np.float32
+        assert np.abs(found - want).max() < 1e-4 * unit
+
+
+def test_rows_whose_single_precision_is_too_little_are_refused(tmp_path):
+    """A function that changes within the rounding of its input."""
+    rows = 1e6 + np.linspace(0, 1, 60)[:, None]
+    model = exact(RBF(0.1) + WhiteKernel(1e-4)).fit(rows, np.sin(40 * rows[:, 0]))
     with pytest.raises(ValueError, match="dtype='float64'"):
         sk.export_onnx(model, tmp_path / "model.onnx", dtype="float32", rows=rows)
     assert not list(tmp_path.iterdir())
