@@ -1,8 +1,10 @@
 """Validation of input: accepted values, and errors that name the value and the remedy."""
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
+from sklearn.linear_model import BayesianRidge
 
 from skscalablegp import NNGPRegressor
 from skscalablegp import _validation as validation
@@ -16,6 +18,7 @@ from skscalablegp._validation import (
     check_return_flags,
     format_bytes,
     resolve_dtype,
+    validated,
 )
 
 
@@ -220,3 +223,48 @@ def test_texts_in_tables_are_named_with_a_remedy():
     with pytest.raises(ValueError) as caught:
         NNGPRegressor().fit([[1.0], [2]], ["a", "b"])
     assert "X must" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        np.zeros((3, 2)),
+        np.zeros((3, 2), dtype=np.float32),
+        np.zeros((3, 2), dtype=int),
+        np.asfortranarray(np.ones((3, 2)))[::-1],
+        np.zeros((0, 2)),
+        np.zeros((3, 3)),
+        np.zeros(2),
+        np.array([[0.0, np.nan]]),
+        np.array([[0.0, -np.inf]]),
+        np.array([[0.0, -1e31]]),
+        np.ma.masked_array([[0.0, 1.0]]),
+        np.array([[0.0, 1.0]], dtype=">f8"),
+        [[0.0, 1.0]],
+    ],
+    ids=str,
+)
+def test_rows_that_need_no_check_are_those_that_every_check_accepts(rows, monkeypatch):
+    """The shortcut for plain arrays changes neither answers nor errors."""
+    model = BayesianRidge().fit([[0.0, 1.0], [1.0, 0.0]], [0.0, 1.0])
+
+    def answer():
+        try:
+            found = validated(model, rows, dtype=[np.float64, np.float32], reset=False)
+        except ValueError as error:
+            return str(error)
+        return found
+
+    got = answer()
+    monkeypatch.setattr(validation, "_is_valid", lambda *args, **rules: False)
+    expected = answer()
+    assert type(got) is type(expected)
+    np.testing.assert_array_equal(got, expected)
+    assert getattr(got, "dtype", None) == getattr(expected, "dtype", None)
+
+
+def test_names_of_columns_are_checked_for_arrays_too():
+    table = pd.DataFrame({"a": [0.0, 1.0], "b": [1.0, 0.0]})
+    model = BayesianRidge().fit(table, [0.0, 1.0])
+    with pytest.warns(UserWarning, match="does not have valid feature names"):
+        validated(model, table.to_numpy(), dtype=np.float64, reset=False)
