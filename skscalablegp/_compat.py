@@ -128,7 +128,7 @@ class NamedEstimators(_BaseComposition):
         """
         return self._get_params("estimators", deep=deep)
 
-    def set_params(self, **params: Any):
+    def set_params(self, **params):
         """Set parameters, estimators by their names, or parameters of these.
 
         Parameters

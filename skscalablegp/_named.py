@@ -134,7 +134,7 @@ class NamedSettings(ParametersInDiagrams, BaseEstimator):
                     params |= {f"{name}__{key}": value for key, value in inner.items()}
         return params
 
-    def set_params(self, **params: Any):
+    def set_params(self, **params):
         """Set all parameters or none; a nested parameter replaces a string by the object it names.
 
         Parameters

@@ -49,7 +49,7 @@ class TableRegressorBase(GPPredictionBase):
     _centres: bool = False
 
     @fit_context(prefer_skip_nested_validation=True)
-    def fit(self: T, X: Any, y: Any, noise_variance: Any = None, sample_weight: Any = None) -> T:
+    def fit(self: T, X, y, noise_variance=None, sample_weight=None) -> T:
         """Train the hyperparameters and compute what predictions need.
 
         Parameters

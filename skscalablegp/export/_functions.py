@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import torch
 from jaxtyping import Float
@@ -44,9 +42,7 @@ class FunctionDraws(nn.Module):
     ((2, 3), (2, 3, 1))
     """
 
-    def __init__(
-        self, steps: list[nn.Module], functions: nn.Module, y_mean: Any, y_std: Any, n_samples: int
-    ):
+    def __init__(self, steps: list[nn.Module], functions: nn.Module, y_mean, y_std, n_samples: int):
         super().__init__()
         self.steps, self.functions, self.n_samples = nn.Sequential(*steps), functions, n_samples
         self.scale = Affine(-np.ravel(y_mean) / np.ravel(y_std), 1 / np.ravel(y_std))
@@ -57,7 +53,7 @@ class FunctionDraws(nn.Module):
         f = self.scale(f.mT).mT
         return f[:, 0] if f.shape[1] == 1 else f
 
-    def values(self, X: Any) -> np.ndarray:
+    def values(self, X) -> np.ndarray:
         """The values of the draws.
 
         Parameters
@@ -71,7 +67,7 @@ class FunctionDraws(nn.Module):
         with torch.no_grad():
             return self(torch.as_tensor(np.asarray(X, dtype=np.float64))).numpy()
 
-    def gradients(self, X: Any) -> np.ndarray:
+    def gradients(self, X) -> np.ndarray:
         """The gradients of the draws in the rows.
 
         Parameters
@@ -89,7 +85,7 @@ class FunctionDraws(nn.Module):
         return torch.stack(slopes, 1).unflatten(1, f.shape[1:]).numpy()
 
 
-def draw_functions(model: Any, n_samples: int = 1, random_state: Any = 0) -> FunctionDraws:
+def draw_functions(model, n_samples: int = 1, random_state=0) -> FunctionDraws:
     """Draw whole functions from the posterior of a fitted regressor.
 
     Unlike `sample_y`, which draws values at given rows, this draws functions, which can be

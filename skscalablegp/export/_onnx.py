@@ -23,12 +23,12 @@ _ERROR = {"float32": 1e-4, "float64": 1e-6}
 
 
 def export_onnx(
-    model: Any,
-    path: Any,
+    model,
+    path,
     return_std: bool = True,
     *,
     dtype: str = "float64",
-    rows: Any = None,
+    rows=None,
 ) -> None:
     """Write a fitted model as an ONNX file, which needs neither torch nor this package.
 

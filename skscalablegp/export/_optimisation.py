@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from ._torch import require
 
 
-def as_botorch(model: Any) -> Any:
+def as_botorch(model):
     """A fitted regressor as a model of BoTorch.
 
     Acquisition functions differentiate its posterior in the rows, which costs what predictions of

@@ -155,7 +155,7 @@ class ClassModule(nn.Module):
         return 1.0
 
 
-def to_torch(model: Any, return_std: bool = True) -> GPModule | ClassModule:
+def to_torch(model, return_std: bool = True) -> GPModule | ClassModule:
     """A fitted model as a torch module, with the scaling of rows and targets inside.
 
     The module needs torch alone. It is differentiable in its input, and `torch.export` accepts it

@@ -23,7 +23,7 @@ from ._json import parse
 SCHEMA = 1
 
 
-def save(model: Any, path: str | os.PathLike[str], *, compact: bool = False) -> int:
+def save(model, path: str | os.PathLike[str], *, compact: bool = False) -> int:
     """Write a fitted model into a file that contains no code.
 
     The file is in the safetensors format: arrays as tensors, everything else as JSON in the header.
@@ -83,7 +83,7 @@ def save(model: Any, path: str | os.PathLike[str], *, compact: bool = False) -> 
     return contents.size
 
 
-def saved_size(model: Any, *, compact: bool = False) -> int:
+def saved_size(model, *, compact: bool = False) -> int:
     """The size of the file that `save` would write, in bytes.
 
     Parameters
@@ -114,7 +114,7 @@ def saved_size(model: Any, *, compact: bool = False) -> int:
     return _contents(model, compact).size
 
 
-def load(path: str | os.PathLike[str]) -> Any:
+def load(path: str | os.PathLike[str]):
     """Read a model that `save` has written.
 
     The model predicts, samples, reports and continues as the one that was saved. No code from the

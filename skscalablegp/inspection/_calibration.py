@@ -101,18 +101,18 @@ class IntervalCalibrationDisplay:
     @classmethod
     def from_estimator(  # noqa: PLR0913 (one for each setting)
         cls,
-        estimator: Any,
-        X: Any,
+        estimator,
+        X,
         y: ArrayLike,
         *,
         n_bins: int = 20,
         target: int | None = None,
-        noise_variance: Any = None,
-        kind: Any = _KINDS,
+        noise_variance=None,
+        kind=_KINDS,
         name: str | None = None,
-        ax: Any = None,
-        line_kwargs: dict[str, Any] | None = None,
-        bar_kwargs: dict[str, Any] | None = None,
+        ax=None,
+        line_kwargs: dict | None = None,
+        bar_kwargs: dict | None = None,
     ) -> IntervalCalibrationDisplay:
         """Predict quantiles of held-out rows, and draw the shares of observations below them.
 
@@ -176,11 +176,11 @@ class IntervalCalibrationDisplay:
         *,
         q: ArrayLike,
         target: int | None = None,
-        kind: Any = _KINDS,
+        kind=_KINDS,
         name: str | None = None,
-        ax: Any = None,
-        line_kwargs: dict[str, Any] | None = None,
-        bar_kwargs: dict[str, Any] | None = None,
+        ax=None,
+        line_kwargs: dict | None = None,
+        bar_kwargs: dict | None = None,
     ) -> IntervalCalibrationDisplay:
         """Draw the shares of observations below given quantiles, which may come from any model.
 
@@ -238,11 +238,11 @@ class IntervalCalibrationDisplay:
     def plot(
         self,
         *,
-        kind: Any = _KINDS,
-        ax: Any = None,
+        kind=_KINDS,
+        ax=None,
         name: str | None = None,
-        line_kwargs: dict[str, Any] | None = None,
-        bar_kwargs: dict[str, Any] | None = None,
+        line_kwargs: dict | None = None,
+        bar_kwargs: dict | None = None,
     ) -> IntervalCalibrationDisplay:
         """Draw the numbers of this display.
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -70,19 +69,19 @@ class PredictionIntervalDisplay:
     @classmethod
     def from_estimator(  # noqa: PLR0913 (one for each setting)
         cls,
-        estimator: Any,
-        X: Any,
+        estimator,
+        X,
         y: ArrayLike,
         *,
         coverage: float = 0.95,
         subsample: int | None = 100,
-        random_state: Any = None,
+        random_state=None,
         target: int | None = None,
-        noise_variance: Any = None,
-        ax: Any = None,
-        line_kwargs: dict[str, Any] | None = None,
-        interval_kwargs: dict[str, Any] | None = None,
-        scatter_kwargs: dict[str, Any] | None = None,
+        noise_variance=None,
+        ax=None,
+        line_kwargs: dict | None = None,
+        interval_kwargs: dict | None = None,
+        scatter_kwargs: dict | None = None,
     ) -> PredictionIntervalDisplay:
         """Predict rows and draw them.
 
@@ -151,13 +150,13 @@ class PredictionIntervalDisplay:
         interval: ArrayLike,
         *,
         subsample: int | None = 100,
-        random_state: Any = None,
+        random_state=None,
         target: int | None = None,
         label: str = "interval",
-        ax: Any = None,
-        line_kwargs: dict[str, Any] | None = None,
-        interval_kwargs: dict[str, Any] | None = None,
-        scatter_kwargs: dict[str, Any] | None = None,
+        ax=None,
+        line_kwargs: dict | None = None,
+        interval_kwargs: dict | None = None,
+        scatter_kwargs: dict | None = None,
     ) -> PredictionIntervalDisplay:
         """Draw predictions, which may come from any model.
 
@@ -220,10 +219,10 @@ class PredictionIntervalDisplay:
     def plot(
         self,
         *,
-        ax: Any = None,
-        line_kwargs: dict[str, Any] | None = None,
-        interval_kwargs: dict[str, Any] | None = None,
-        scatter_kwargs: dict[str, Any] | None = None,
+        ax=None,
+        line_kwargs: dict | None = None,
+        interval_kwargs: dict | None = None,
+        scatter_kwargs: dict | None = None,
     ) -> PredictionIntervalDisplay:
         """Draw the numbers of this display.
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from sklearn.base import is_classifier
@@ -80,12 +79,12 @@ class LeaderboardDisplay:
     @classmethod
     def from_estimator(
         cls,
-        estimator: Any,
+        estimator,
         *,
-        kind: Any = None,
-        ax: Any = None,
-        line_kwargs: dict[str, Any] | None = None,
-        bar_kwargs: dict[str, Any] | None = None,
+        kind=None,
+        ax=None,
+        line_kwargs: dict | None = None,
+        bar_kwargs: dict | None = None,
     ) -> LeaderboardDisplay:
         """Draw ``leaderboard_``.
 
@@ -130,10 +129,10 @@ class LeaderboardDisplay:
     def plot(
         self,
         *,
-        kind: Any = None,
-        ax: Any = None,
-        line_kwargs: dict[str, Any] | None = None,
-        bar_kwargs: dict[str, Any] | None = None,
+        kind=None,
+        ax=None,
+        line_kwargs: dict | None = None,
+        bar_kwargs: dict | None = None,
     ) -> LeaderboardDisplay:
         """Draw the numbers of this display.
 

@@ -97,9 +97,9 @@ class PosteriorDisplay:
     @classmethod
     def from_estimator(  # noqa: PLR0913 (one for each setting)
         cls,
-        estimator: Any,
-        X: Any,
-        features: Any,
+        estimator,
+        X,
+        features,
         *,
         y: ArrayLike | None = None,
         grid_resolution: int | None = None,
@@ -107,13 +107,13 @@ class PosteriorDisplay:
         coverage: float = 0.95,
         include_noise: bool = False,
         target: int | None = None,
-        random_state: Any = 0,
-        kind: Any = None,
-        ax: Any = None,
-        line_kwargs: dict[str, Any] | None = None,
-        interval_kwargs: dict[str, Any] | None = None,
-        sample_kwargs: dict[str, Any] | None = None,
-        contour_kwargs: dict[str, Any] | None = None,
+        random_state=0,
+        kind=None,
+        ax=None,
+        line_kwargs: dict | None = None,
+        interval_kwargs: dict | None = None,
+        sample_kwargs: dict | None = None,
+        contour_kwargs: dict | None = None,
     ) -> PosteriorDisplay:
         """Predict along columns and draw.
 
@@ -220,12 +220,12 @@ class PosteriorDisplay:
     def plot(
         self,
         *,
-        kind: Any = None,
-        ax: Any = None,
-        line_kwargs: dict[str, Any] | None = None,
-        interval_kwargs: dict[str, Any] | None = None,
-        sample_kwargs: dict[str, Any] | None = None,
-        contour_kwargs: dict[str, Any] | None = None,
+        kind=None,
+        ax=None,
+        line_kwargs: dict | None = None,
+        interval_kwargs: dict | None = None,
+        sample_kwargs: dict | None = None,
+        contour_kwargs: dict | None = None,
     ) -> PosteriorDisplay:
         """Draw the numbers of this display.
 

@@ -70,17 +70,17 @@ class RelevanceDisplay:
     @classmethod
     def from_estimator(  # noqa: PLR0913 (one for each setting)
         cls,
-        estimator: Any,
-        X: Any,
+        estimator,
+        X,
         y: ArrayLike | None = None,
         *,
-        scoring: Any = None,
+        scoring=None,
         n_repeats: int = 5,
-        random_state: Any = None,
-        kind: Any = None,
+        random_state=None,
+        kind=None,
         max_columns: int = 20,
-        ax: Any = None,
-        bar_kwargs: dict[str, Any] | None = None,
+        ax=None,
+        bar_kwargs: dict | None = None,
     ) -> RelevanceDisplay:
         """Compute and draw the relevance of the columns.
 
@@ -150,10 +150,10 @@ class RelevanceDisplay:
     def plot(
         self,
         *,
-        kind: Any = None,
+        kind=None,
         max_columns: int = 20,
-        ax: Any = None,
-        bar_kwargs: dict[str, Any] | None = None,
+        ax=None,
+        bar_kwargs: dict | None = None,
     ) -> RelevanceDisplay:
         """Draw the numbers of this display.
 

@@ -74,12 +74,12 @@ class TrainingDisplay:
     @classmethod
     def from_estimator(
         cls,
-        estimator: Any,
+        estimator,
         *,
-        kind: Any = None,
-        ax: Any = None,
-        line_kwargs: dict[str, Any] | None = None,
-        bar_kwargs: dict[str, Any] | None = None,
+        kind=None,
+        ax=None,
+        line_kwargs: dict | None = None,
+        bar_kwargs: dict | None = None,
     ) -> TrainingDisplay:
         """Draw ``history_`` and ``fit_report_``.
 
@@ -130,10 +130,10 @@ class TrainingDisplay:
     def plot(
         self,
         *,
-        kind: Any = None,
-        ax: Any = None,
-        line_kwargs: dict[str, Any] | None = None,
-        bar_kwargs: dict[str, Any] | None = None,
+        kind=None,
+        ax=None,
+        line_kwargs: dict | None = None,
+        bar_kwargs: dict | None = None,
     ) -> TrainingDisplay:
         """Draw the numbers of this display.
 

@@ -57,7 +57,7 @@ class Categorical(StationaryKernelMixin, Kernel):
            [1. , 0.3, 1. ]])
     """
 
-    def __init__(self, correlation: Any = 0.5, correlation_bounds: Any = (1e-3, 0.999)):
+    def __init__(self, correlation=0.5, correlation_bounds=(1e-3, 0.999)):
         self.correlation = correlation
         self.correlation_bounds = correlation_bounds
 
@@ -77,7 +77,7 @@ class Categorical(StationaryKernelMixin, Kernel):
         _check_correlations(correlation, n_columns)
         return correlation
 
-    def __call__(self, X: Any, Y: Any = None, eval_gradient: bool = False) -> Any:
+    def __call__(self, X, Y=None, eval_gradient: bool = False):
         X = np.atleast_2d(X)
         Z = X if Y is None else np.atleast_2d(Y)
         if Y is not None and eval_gradient:
@@ -91,7 +91,7 @@ class Categorical(StationaryKernelMixin, Kernel):
         slopes = K[..., None] * (apart if len(correlation) > 1 else apart.sum(-1, keepdims=True))
         return K, slopes[..., : 0 if self.hyperparameter_correlation.fixed else None]
 
-    def diag(self, X: Any) -> np.ndarray:
+    def diag(self, X) -> np.ndarray:
         return np.ones(len(X))
 
     def __repr__(self) -> str:
@@ -217,10 +217,10 @@ class LowRankCategorical(Kernel):
         self,
         n_categories: int,
         rank: int = 1,
-        loadings: Any = None,
-        variances: Any = None,
-        loadings_bounds: Any = (-100.0, 100.0),
-        variances_bounds: Any = (1e-5, 1e5),
+        loadings=None,
+        variances=None,
+        loadings_bounds=(-100.0, 100.0),
+        variances_bounds=(1e-5, 1e5),
     ):
         self.n_categories = n_categories
         self.rank = rank
@@ -305,7 +305,7 @@ class LowRankCategorical(Kernel):
         codes = np.where((codes >= 0) & (codes < C), codes, C).astype(int)
         return np.eye(C + 1)[codes]
 
-    def __call__(self, X: Any, Y: Any = None, eval_gradient: bool = False) -> Any:
+    def __call__(self, X, Y=None, eval_gradient: bool = False):
         if Y is not None and eval_gradient:
             raise ValueError("Gradient can only be evaluated when Y is None.")
         W, v = self._spread()
@@ -329,7 +329,7 @@ class LowRankCategorical(Kernel):
             slopes += [v[c] * (np.outer(A[:, c], A[:, c]) + new / C) for c in range(C)]
         return K, np.stack(slopes, -1) if slopes else np.empty((*K.shape, 0))
 
-    def diag(self, X: Any) -> np.ndarray:
+    def diag(self, X) -> np.ndarray:
         W, v = self._spread()
         return self._indicator(X) @ (np.square(W).sum(1) + v)
 

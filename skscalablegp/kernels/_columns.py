@@ -51,7 +51,7 @@ class Columns(Kernel):
     Columns(RBF(length_scale=5), columns=[0])
     """
 
-    def __init__(self, kernel: Kernel, columns: Any):
+    def __init__(self, kernel: Kernel, columns):
         self.kernel = kernel
         self.columns = columns
 
@@ -91,11 +91,11 @@ class Columns(Kernel):
         same = np.array_equal(_listed(self.columns), _listed(other.columns))
         return same and self.kernel == other.kernel
 
-    def __call__(self, X: Any, Y: Any = None, eval_gradient: bool = False) -> Any:
+    def __call__(self, X, Y=None, eval_gradient: bool = False):
         Y = None if Y is None else self._of(Y)
         return self.kernel(self._of(X), Y, eval_gradient=eval_gradient)
 
-    def diag(self, X: Any) -> np.ndarray:
+    def diag(self, X) -> np.ndarray:
         return self.kernel.diag(self._of(X))
 
     def _of(self, X: Any) -> np.ndarray:
@@ -108,7 +108,7 @@ class Columns(Kernel):
     def __repr__(self) -> str:
         return f"Columns({self.kernel}, columns={_listed(self.columns)})"
 
-    def numbers(self, n_columns: int, names: Any = None) -> tuple[int, ...]:
+    def numbers(self, n_columns: int, names=None) -> tuple[int, ...]:
         """The numbers of the columns.
 
         Parameters
@@ -164,7 +164,7 @@ def check_no_columns(kernel: Kernel) -> None:
             check_no_columns(part)
 
 
-def with_column_numbers(kernel: Kernel, n_columns: int, names: Any = None) -> Kernel:
+def with_column_numbers(kernel: Kernel, n_columns: int, names=None) -> Kernel:
     """Replace names of columns by numbers, in place, and return the kernel.
 
     Parameters

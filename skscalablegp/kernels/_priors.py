@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 from jaxtyping import Float64
+from numpy.typing import ArrayLike
 from scipy.special import gammaln
 from sklearn.gaussian_process.kernels import Kernel
 
@@ -33,7 +34,7 @@ class Prior(ABC):
                 )
 
     @abstractmethod
-    def log_density(self, log_value: Any) -> tuple[Any, Any]:
+    def log_density(self, log_value: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
         """The log density of the logarithm, and its derivative.
 
         Parameters
@@ -61,10 +62,10 @@ class LogNormal(Prior):
         Standard deviation of the natural logarithm; 1 is a factor of 2.7 in both directions.
     """
 
-    median: Any = 1.0
-    sigma: Any = 1.0
+    median: ArrayLike = 1.0
+    sigma: ArrayLike = 1.0
 
-    def log_density(self, log_value: Any) -> tuple[Any, Any]:
+    def log_density(self, log_value: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
         sigma = np.asarray(self.sigma, dtype=float)
         z = (np.asarray(log_value, dtype=float) - np.log(self.median)) / sigma
         return -0.5 * z**2 - np.log(sigma) - 0.5 * math.log(2 * math.pi), -z / sigma
@@ -82,10 +83,10 @@ class Gamma(Prior):
         The rate. The mean is shape / rate, where the density of the logarithm is highest.
     """
 
-    shape: Any = 2.0
-    rate: Any = 1.0
+    shape: ArrayLike = 2.0
+    rate: ArrayLike = 1.0
 
-    def log_density(self, log_value: Any) -> tuple[Any, Any]:
+    def log_density(self, log_value: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
         t = np.asarray(log_value, dtype=float)
         shape, rate = (np.asarray(a, dtype=float) for a in (self.shape, self.rate))
         scaled = rate * np.exp(t)
@@ -102,9 +103,9 @@ class HalfCauchy(Prior):
         The median, which is also where the density of the logarithm is highest.
     """
 
-    scale: Any = 1.0
+    scale: ArrayLike = 1.0
 
-    def log_density(self, log_value: Any) -> tuple[Any, Any]:
+    def log_density(self, log_value: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
         u = np.asarray(log_value, dtype=float) - np.log(self.scale)
         return math.log(2 / math.pi) - np.logaddexp(u, -u), -np.tanh(u)
 

@@ -67,12 +67,12 @@ class SpectralMixture(StationaryKernelMixin, Kernel):
     def __init__(
         self,
         n_components: int = 4,
-        weights: Any = None,
-        means: Any = None,
-        scales: Any = None,
-        weights_bounds: Any = (1e-5, 1e5),
-        means_bounds: Any = (1e-5, 1e5),
-        scales_bounds: Any = (1e-5, 1e5),
+        weights=None,
+        means=None,
+        scales=None,
+        weights_bounds=(1e-5, 1e5),
+        means_bounds=(1e-5, 1e5),
+        scales_bounds=(1e-5, 1e5),
     ):
         self.n_components = n_components
         self.weights = weights
@@ -83,7 +83,7 @@ class SpectralMixture(StationaryKernelMixin, Kernel):
         self.scales_bounds = scales_bounds
 
     @classmethod
-    def from_data(cls, X: Any, y: Any, n_components: int = 4) -> SpectralMixture:
+    def from_data(cls, X, y, n_components: int = 4) -> SpectralMixture:
         """Starting values from the periodogram of y along each column of X.
 
         Parameters
@@ -171,7 +171,7 @@ class SpectralMixture(StationaryKernelMixin, Kernel):
         params.update(weights=weights, means=means, scales=scales)
         return params
 
-    def __call__(self, X: Any, Y: Any = None, eval_gradient: bool = False) -> Any:
+    def __call__(self, X, Y=None, eval_gradient: bool = False):
         X = np.atleast_2d(X)
         Z = X if Y is None else np.atleast_2d(Y)
         if Y is not None and eval_gradient:
@@ -200,7 +200,7 @@ class SpectralMixture(StationaryKernelMixin, Kernel):
         found = [g for h in self.hyperparameters if not h.fixed for g in free[h.name]]
         return K, np.stack(found, -1) if found else np.empty((*K.shape, 0))
 
-    def diag(self, X: Any) -> np.ndarray:
+    def diag(self, X) -> np.ndarray:
         return np.full(len(X), self._values()[0].sum())
 
     def __repr__(self) -> str:

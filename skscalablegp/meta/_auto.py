@@ -184,7 +184,7 @@ class AutoGPRegressor(AutoBase, NoisyRegressorBase):
     # ------------------------------------------------------------------ fit
 
     @fit_context(prefer_skip_nested_validation=False)
-    def fit(self, X: Any, y: Any, noise_variance: Any = None) -> AutoGPRegressor:
+    def fit(self, X, y, noise_variance=None) -> AutoGPRegressor:
         """Compare the members, weight them, learn the noise, and refit them on all rows.
 
         Parameters
@@ -417,9 +417,7 @@ class AutoGPRegressor(AutoBase, NoisyRegressorBase):
         said += self.encoding_
         return "; ".join(said) + "."
 
-    def permutation_relevance(
-        self, X: Any, y: Any, n_repeats: int = 5, random_state: Any = 0
-    ) -> Bunch:
+    def permutation_relevance(self, X, y, n_repeats: int = 5, random_state=0) -> Bunch:
         """The rise of the NLL of some rows when a column is shuffled.
 
         Parameters

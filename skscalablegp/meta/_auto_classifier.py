@@ -203,7 +203,7 @@ class AutoGPClassifier(AutoBase, MetaEstimatorMixin, GPClassifierBase):
     # ------------------------------------------------------------------ fit
 
     @fit_context(prefer_skip_nested_validation=False)
-    def fit(self, X: Any, y: Any) -> AutoGPClassifier:
+    def fit(self, X, y) -> AutoGPClassifier:
         """Compare the members, weight them, choose the temperature, and refit them on all rows.
 
         Parameters

@@ -182,7 +182,7 @@ class HeteroscedasticRegressor(NoisyRegressorBase):
     # ------------------------------------------------------------------ fit
 
     @fit_context(prefer_skip_nested_validation=False)
-    def fit(self, X: Any, y: Any, noise_variance: Any = None) -> HeteroscedasticRegressor:
+    def fit(self, X, y, noise_variance=None) -> HeteroscedasticRegressor:
         """Fit the regressor, and the noise model to its errors on rows that it was not fitted to.
 
         Parameters

@@ -157,9 +157,7 @@ class LOVEPredictor(MetaRegressorBase):
     # ------------------------------------------------------------------ fit
 
     @fit_context(prefer_skip_nested_validation=False)
-    def fit(
-        self, X: Any, y: Any, noise_variance: Any = None, sample_weight: Any = None
-    ) -> LOVEPredictor:
+    def fit(self, X, y, noise_variance=None, sample_weight=None) -> LOVEPredictor:
         """Fit the regressor unless it is frozen, then prepare low-rank variances.
 
         Parameters

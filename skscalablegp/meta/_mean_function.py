@@ -167,7 +167,7 @@ class MeanFunctionRegressor(MetaRegressorBase):
     # ------------------------------------------------------------------ fit
 
     @fit_context(prefer_skip_nested_validation=False)
-    def fit(self, X: Any, y: Any, noise_variance: Any = None) -> MeanFunctionRegressor:
+    def fit(self, X, y, noise_variance=None) -> MeanFunctionRegressor:
         """Fit the mean function, and the process to its errors.
 
         Parameters

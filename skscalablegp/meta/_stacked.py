@@ -162,7 +162,7 @@ class StackedGPRegressor(NamedEstimators, MetaRegressorBase):
     # ------------------------------------------------------------------ fit
 
     @fit_context(prefer_skip_nested_validation=False)
-    def fit(self, X: Any, y: Any, noise_variance: Any = None) -> StackedGPRegressor:
+    def fit(self, X, y, noise_variance=None) -> StackedGPRegressor:
         """Judge the regressors by rows they have not seen, weigh them, and fit them to all rows.
 
         Parameters

@@ -65,7 +65,7 @@ class TrainingStep:
     probe_residual: float = 0.0
     preview: Callable[[TrainingStep], Any] | None = field(default=None, repr=False, compare=False)
 
-    def model(self) -> Any:
+    def model(self):
         """The estimator as it would be if training ended here; call it inside the callback.
 
         Returns

@@ -49,15 +49,15 @@ class _IterativeGradient(GradientEstimator):
 
     @abstractmethod
     def right_hand_sides(
-        self, problem: GPProblem, operator: KernelOperator, probes: Any
+        self, problem: GPProblem, operator: KernelOperator, probes
     ) -> Float[Tensor, "n s"]:
         """The probes b_1..b_s at the operator's hyperparameters."""
 
     @abstractmethod
-    def trace_pairs(self, probes: Any, solved: Float[Tensor, "n s"]) -> tuple[Tensor, Tensor]:
+    def trace_pairs(self, probes, solved: Float[Tensor, "n s"]) -> tuple[Tensor, Tensor]:
         """Left and right factors, whose mean bilinear form with dH estimates tr(H^-1 dH)."""
 
-    def samples(self, probes: Any) -> PathwiseProbes | None:
+    def samples(self, probes) -> PathwiseProbes | None:
         """The probes, if predictions can use them."""
         return None
 
@@ -102,7 +102,7 @@ class _IterativeGradient(GradientEstimator):
         )
         return GradientEstimate(grad, None, solution), state
 
-    def stopping(self, n_targets: int) -> Any:
+    def stopping(self, n_targets: int):
         """Stop when targets and probes reach the tolerance, or the budget is spent."""
         to_tolerance = RelativeResidual(self.solver_tol, columns=slice(0, n_targets), reduce="max")
         if self.n_probes:
@@ -150,9 +150,9 @@ class StandardGradient(_IterativeGradient):
 
     def __init__(
         self,
-        solver: Any = "cg",
+        solver="cg",
         *,
-        preconditioner: Any = "auto",
+        preconditioner="auto",
         n_probes: int = 64,
         solver_tol: float = 0.01,
         solver_max_epochs: float = 1000,
@@ -173,10 +173,10 @@ class StandardGradient(_IterativeGradient):
             raise ValueError(f"probes must be 'normal' or 'preconditioned'; got {self.probes!r}.")
         return draw_probes(self.probes, problem, self.n_probes, generator, preconditioner, operator)
 
-    def right_hand_sides(self, problem: GPProblem, operator: KernelOperator, probes: Any) -> Tensor:
+    def right_hand_sides(self, problem: GPProblem, operator: KernelOperator, probes) -> Tensor:
         return probes[0]
 
-    def trace_pairs(self, probes: Any, solved: Tensor) -> tuple[Tensor, Tensor]:
+    def trace_pairs(self, probes, solved: Tensor) -> tuple[Tensor, Tensor]:
         return solved, probes[1]
 
 
@@ -219,9 +219,9 @@ class PathwiseGradient(_IterativeGradient):
 
     def __init__(  # noqa: PLR0913 (one for each setting)
         self,
-        solver: Any = "cg",
+        solver="cg",
         *,
-        preconditioner: Any = "auto",
+        preconditioner="auto",
         n_probes: int = 64,
         solver_tol: float = 0.01,
         solver_max_epochs: float = 1000,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -78,9 +77,9 @@ class TruncatedGradient(GradientEstimator):
 
     def __init__(
         self,
-        truncation: Any = "exponential",
+        truncation="exponential",
         *,
-        preconditioner: Any = None,
+        preconditioner=None,
         refresh: float = REFRESH,
         n_probes: int = 10,
         probes: str = "rademacher",

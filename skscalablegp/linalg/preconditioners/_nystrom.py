@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
 from ..._validation import check_integer
@@ -29,7 +27,7 @@ class Nystrom(PreconditionerConfig):
     shift is the rounding error of the trace of K[S, S]. It ensures that P does not exceed H.
     """
 
-    def __init__(self, rank: Any = 100, random_state: Any = None):
+    def __init__(self, rank=100, random_state=None):
         self.rank = rank
         self.random_state = random_state
 

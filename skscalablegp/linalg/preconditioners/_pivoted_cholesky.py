@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import torch
 from jaxtyping import Float, Int
@@ -44,10 +42,10 @@ class PivotedCholesky(PreconditionerConfig):
 
     def __init__(
         self,
-        rank: Any = 100,
-        randomized: Any = False,
-        random_state: Any = None,
-        remainder: Any = False,
+        rank=100,
+        randomized=False,
+        random_state=None,
+        remainder=False,
     ):
         keep_settings(self, locals())
 

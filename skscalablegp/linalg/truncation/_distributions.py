@@ -134,11 +134,11 @@ class ExponentialTruncation(TruncationDistribution):
 
     def __init__(
         self,
-        rate: Any = 0.05,
+        rate=0.05,
         *,
-        min_iter: Any = "auto",
-        expected_iter: Any = None,
-        max_iter: Any = None,
+        min_iter="auto",
+        expected_iter=None,
+        max_iter=None,
     ):
         keep_settings(self, locals())
 
@@ -202,11 +202,11 @@ class GeometricTruncation(ExponentialTruncation):
 
     def __init__(
         self,
-        probability: Any = 0.05,
+        probability=0.05,
         *,
-        min_iter: Any = "auto",
-        expected_iter: Any = None,
-        max_iter: Any = None,
+        min_iter="auto",
+        expected_iter=None,
+        max_iter=None,
     ):
         keep_settings(self, locals())
 
@@ -229,7 +229,7 @@ class ReciprocalTruncation(TruncationDistribution):
         Largest J; None means the number of terms. On an infinite support E[J] would be infinite.
     """
 
-    def __init__(self, *, min_iter: Any = "auto", max_iter: Any = None):
+    def __init__(self, *, min_iter="auto", max_iter=None):
         keep_settings(self, locals())
 
     def on(self, n: int, start: int = 1) -> Truncation:
@@ -250,7 +250,7 @@ class FixedTruncation(TruncationDistribution):
         Number of terms that are summed; all of them if there are fewer.
     """
 
-    def __init__(self, n_iter: Any = 20):
+    def __init__(self, n_iter=20):
         self.n_iter = n_iter
 
     def on(self, n: int, start: int = 1) -> Truncation:

@@ -87,7 +87,7 @@ class DeepKernelRegressorBase(MinibatchGPRegressorBase):
     # ------------------------------------------------------------------ fit
 
     @fit_context(prefer_skip_nested_validation=True)
-    def fit(self, X: Any, y: Any, noise_variance: Any = None):
+    def fit(self, X, y, noise_variance=None):
         """Train the features, then compute the weights' exact posterior in one pass over the rows.
 
         Parameters
@@ -146,7 +146,7 @@ class DeepKernelRegressorBase(MinibatchGPRegressorBase):
         return self
 
     @fit_context(prefer_skip_nested_validation=True)
-    def partial_fit(self, X: Any, y: Any, noise_variance: Any = None):
+    def partial_fit(self, X, y, noise_variance=None):
         """Train on one more chunk of a stream, by one pass of random batches over it.
 
         The first chunk sets the units, and should therefore resemble the others. The posterior is
@@ -458,7 +458,7 @@ class DeepKernelRegressorBase(MinibatchGPRegressorBase):
             parts=lambda: WeightFeatures(features.module(tensors), noise),
         )
 
-    def extract_features(self, X: Any) -> np.ndarray:
+    def extract_features(self, X) -> np.ndarray:
         """Inputs of the kernel: the outputs of the network, divided by the root of their number.
 
         If the kernel is stationary, they are multiplied by 3, so that its length scales can start

@@ -295,9 +295,7 @@ class KISSGPRegressor(GPRegressorBase):
     # ------------------------------------------------------------------ fit
 
     @fit_context(prefer_skip_nested_validation=True)
-    def fit(
-        self, X: Any, y: Any, noise_variance: Any = None, sample_weight: Any = None
-    ) -> KISSGPRegressor:
+    def fit(self, X, y, noise_variance=None, sample_weight=None) -> KISSGPRegressor:
         """Train the hyperparameters and compute what predictions need.
 
         Parameters
@@ -538,9 +536,7 @@ class KISSGPRegressor(GPRegressorBase):
         )
 
     @fit_context(prefer_skip_nested_validation=True)
-    def partial_fit(
-        self, X: Any, y: Any, noise_variance: Any = None, sample_weight: Any = None
-    ) -> KISSGPRegressor:
+    def partial_fit(self, X, y, noise_variance=None, sample_weight=None) -> KISSGPRegressor:
         """Add rows to the model, exactly, without training its hyperparameters.
 
         The scale of the target and the spacing of the grid do not change. The grid grows to include
@@ -594,7 +590,7 @@ class KISSGPRegressor(GPRegressorBase):
 
     # ------------------------------------------------------------------ predictions
 
-    def extract_features(self, X: Any) -> np.ndarray:
+    def extract_features(self, X) -> np.ndarray:
         """Inputs of the kernel: the features of a network, or the rows themselves.
 
         Parameters

@@ -338,7 +338,7 @@ class SparseMixin:
         belief = fit.theta, fit.Z, fit.belief
         return InducingPosterior(model.kernel, *belief, noise, transform, module)
 
-    def extract_features(self, X: Any) -> np.ndarray:
+    def extract_features(self, X) -> np.ndarray:
         """The kernel's input: the output of the network, or the rows if there is none.
 
         Parameters

@@ -220,7 +220,7 @@ class SVGPClassifier(SparseMixin, GPClassifierBase):
         self._set(locals())
 
     @fit_context(prefer_skip_nested_validation=True)
-    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> SVGPClassifier:
+    def fit(self, X, y, sample_weight=None) -> SVGPClassifier:
         """Train hyperparameters, inducing points and the variational distribution.
 
         Parameters
@@ -251,9 +251,7 @@ class SVGPClassifier(SparseMixin, GPClassifierBase):
         return self._fit(X, y, None, sample_weight)
 
     @fit_context(prefer_skip_nested_validation=True)
-    def partial_fit(
-        self, X: Any, y: Any, classes: Any = None, sample_weight: Any = None
-    ) -> SVGPClassifier:
+    def partial_fit(self, X, y, classes=None, sample_weight=None) -> SVGPClassifier:
         """Update the posterior with further rows; the first call is `fit`.
 
         The current posterior is the prior for the new rows. Hyperparameters, inducing points and

@@ -365,7 +365,7 @@ class SGPRRegressor(TableRegressorBase):
         theta, belief = kernel.theta0.to(Z.device), NaturalBelief(P[None], shift)
         return InducingPosterior(kernel, theta, Z, belief.whitened())
 
-    def lower_bound(self, theta: Any = None, eval_gradient: bool = False):
+    def lower_bound(self, theta=None, eval_gradient: bool = False):
         """The lower bound of the log marginal likelihood, for the fitted inducing points.
 
         Parameters

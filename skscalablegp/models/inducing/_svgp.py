@@ -5,8 +5,6 @@ More than half of this file documents the parameters.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
 from ..._compat import fit_context
@@ -213,9 +211,7 @@ class SVGPRegressor(SparseMixin, MinibatchGPRegressorBase):
         self._set(locals())
 
     @fit_context(prefer_skip_nested_validation=True)
-    def fit(
-        self, X: Any, y: Any, noise_variance: Any = None, sample_weight: Any = None
-    ) -> SVGPRegressor:
+    def fit(self, X, y, noise_variance=None, sample_weight=None) -> SVGPRegressor:
         """Train hyperparameters, inducing points and the variational distribution.
 
         Parameters
@@ -266,9 +262,7 @@ class SVGPRegressor(SparseMixin, MinibatchGPRegressorBase):
         return self
 
     @fit_context(prefer_skip_nested_validation=True)
-    def partial_fit(
-        self, X: Any, y: Any, noise_variance: Any = None, sample_weight: Any = None
-    ) -> SVGPRegressor:
+    def partial_fit(self, X, y, noise_variance=None, sample_weight=None) -> SVGPRegressor:
         """Update the posterior with further rows; the first call is `fit`.
 
         The current posterior is the prior for the new rows. With Gaussian noise, one pass over them

@@ -24,7 +24,7 @@ from ._solves import named_preconditioner, named_solver
 
 
 class IterativeGPRegressor(SolvedGPRegressor):
-    """Gaussian-process regression for tables beyond scikit-learn's, by iterative solvers.
+    """Gaussian process regression that is exact up to 20,000 rows, and iterative above.
 
     It is a drop-in replacement for :class:`sklearn.gaussian_process.GaussianProcessRegressor`.
     Small tables are trained exactly. From 8,000 to 50,000 rows (on a CPU) the default is training
@@ -40,10 +40,8 @@ class IterativeGPRegressor(SolvedGPRegressor):
     kernel : kernel instance, default=None
         Covariance function as a scikit-learn kernel, whose bounds (including "fixed") are
         respected. None means ``ConstantKernel() * Matern(nu=1.5) + WhiteKernel()`` with one length
-        scale per column. Training starts at the scale of the data; before a fit, and with
-        ``optimizer=None``, all values are 1. Any kernel can be used. Kernels without a compiled
-        form are evaluated by their own NumPy code, and may take rows that are not vectors, such as
-        strings.
+        scale per column, and training starts at the scale of the data. Any kernel can be used:
+        those without a compiled form are evaluated by their own NumPy code.
     alpha : float or array-like of shape (n,), default=1e-10
         Known noise variance, added to the diagonal of the kernel matrix, in squared units of y, or
         of the normalised target if normalize_y=True. The default is always relative to the target's
@@ -55,21 +53,17 @@ class IterativeGPRegressor(SolvedGPRegressor):
     priors : dict of str to Prior, "auto" or None, default="auto"
         Prior distributions of hyperparameters, by name; training adds their log density to its
         objective. The values are objects from `skscalablegp.priors`. The keys are names from
-        ``kernel.hyperparameters``; those of the default kernel are ``"k1__k1__constant_value"``,
-        ``"k1__k2__length_scale"`` and ``"k2__noise_level"``. Hyperparameters are in the units of
-        the kernel, in which variances are those of the normalised target. "auto" puts a prior on
-        the noise level of the default kernel if there are at least three columns, at most 120 rows,
-        and at most 15 rows per column. None means no priors.
+        ``kernel.hyperparameters``, such as ``"k1__k2__length_scale"``. Variances are those of the
+        normalised target. "auto" puts a prior on the noise level of the default kernel for at least
+        three columns, at most 120 rows, and at most 15 rows per column. None means no priors.
     optimizer : "auto", "natural", "bfgs", "fmin_l_bfgs_b", "lbfgs", "adam", callable, object or \
             None, default="auto"
         Method that trains the hyperparameters; None keeps them at their initial values. "auto" is a
-        quasi-Newton method if values and gradients are exact or a subset has given the curvature.
-        Otherwise, that is above 50,000 rows or with ``subset_size=None``, it is "natural":
-        natural-gradient steps that measure their own progress, see
-        :class:`~skscalablegp.training.NaturalGradient`. "adam" is the method of the paper. A
-        callable has the signature that scikit-learn documents. For up to 500 rows and a given
-        kernel, "auto" and "fmin_l_bfgs_b" also run scikit-learn's optimiser from every start and
-        keep the better optimum.
+        quasi-Newton method if values and gradients are exact or a subset has given the curvature,
+        and "natural" otherwise (above 50,000 rows, or with ``subset_size=None``); see
+        :mod:`skscalablegp.training`. "adam" is the method of the paper. A callable has
+        scikit-learn's signature. For up to 500 rows and a given kernel, "auto" and "fmin_l_bfgs_b"
+        also run scikit-learn's optimiser from every start and keep the better optimum.
     max_iter : int or "auto", default="auto"
         Maximum number of training steps. The limit applies to training on all rows, or to each
         subset where these alone are trained. "auto" is 100, and 25 after a start on a subset (200
@@ -106,11 +100,10 @@ class IterativeGPRegressor(SolvedGPRegressor):
         Method that computes predictive variances. "exact" is one Cholesky factorisation.
         "neighbors" computes a variance from the 256 training rows with the largest covariances; it
         is never below the exact one. "pathwise" uses `n_probes` posterior samples, and "solve"
-        solves a linear system for each prediction. The mean, joint covariances and samples use all
+        solves a linear system for each prediction. Means, joint covariances and samples use all
         rows in any case. "auto" is "exact" up to 20,000 rows (40,000 on a GPU), "neighbors" up to
-        50,000 on a CPU, and "pathwise" otherwise. If an iterative solver is given by name, it is
-        "solve" up to 3,000 rows and "pathwise" above. Solvers that read a few rows at a time leave
-        the solves for variances to "block_cg".
+        50,000 on a CPU, and "pathwise" otherwise; with an iterative solver given by name, "solve"
+        up to 3,000 rows and "pathwise" above.
     n_probes : int or "auto", default="auto"
         Number of probe vectors for the trace in the gradient. They are also the samples of a
         pathwise posterior. "auto" is 32 if only gradients use them, and 64 if variances do.
@@ -148,10 +141,9 @@ class IterativeGPRegressor(SolvedGPRegressor):
         more than 1e-3.
     subset_size : int, "auto" or None, default="auto"
         Number of rows in the exact fit from which training starts. "auto" is 2,000 for tables of
-        more than 3,000 rows, and ten neighbourhoods of 2,000 rows each above 50,000 rows. Where
-        subsets determine the hyperparameters (8,000 to 50,000 rows on a CPU), there are three of
-        667, 2,000 and 6,000 rows, above 20,000 rows the last two. For smaller tables it is None,
-        which starts at the hyperparameters of the kernel.
+        more than 3,000 rows, several subsets of up to 6,000 rows where subsets alone are trained,
+        and ten neighbourhoods of 2,000 rows above 50,000 rows. For smaller tables it is None, which
+        starts at the hyperparameters of the kernel.
     solver_max_epochs : float, default=1000
         Budget of one linear solve, in epochs; one epoch evaluates n^2 kernel entries.
     solver_warm_start : bool, default=True
@@ -160,11 +152,9 @@ class IterativeGPRegressor(SolvedGPRegressor):
     products : {"auto", "tiles", "compiled", "keops"}, default="auto"
         How products with the kernel matrix are computed where it is not stored. "tiles" are torch's
         own operations on one tile after another. "compiled" lets ``torch.compile`` fuse them, which
-        takes seconds to minutes once for each form of a kernel. "keops" needs pykeops (``pip
-        install skscalablegp[keops]``) and a C++ compiler. "auto" is "compiled" on a CUDA device for
-        which torch has a compiler, and "tiles" otherwise. Kernels without such a form, and products
-        whose compilation fails, are computed in tiles. "compiled" and "keops" do not store the
-        matrix between the products of a solve.
+        takes seconds to minutes once for each form of a kernel. "keops" needs pykeops and a C++
+        compiler. "auto" is "compiled" on a CUDA device for which torch has a compiler, and "tiles"
+        otherwise. Kernels that cannot be compiled are computed in tiles.
     training_max_epochs : float, "auto" or None, default="auto"
         Budget of all linear solves during training on all rows, in solver epochs; None sets no
         limit. "auto" is 600 if a subset has given the curvature and `max_iter` is "auto" too, and

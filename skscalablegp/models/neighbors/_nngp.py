@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import numpy as np
 import torch
@@ -362,9 +361,7 @@ class NNGPRegressor(GPRegressorBase):
         return super()._keep_exactly(process)
 
     @fit_context(prefer_skip_nested_validation=True)
-    def partial_fit(
-        self, X: Any, y: Any, noise_variance: Any = None, sample_weight: Any = None
-    ) -> NNGPRegressor:
+    def partial_fit(self, X, y, noise_variance=None, sample_weight=None) -> NNGPRegressor:
         """Add rows to the model; the hyperparameters and the target's scale stay as they are.
 
         Costs O(n) for n rows, which takes milliseconds. The first call is a `fit`.

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import torch
 from torch import nn
@@ -240,7 +238,7 @@ class QSGPClassifier(QSGPMixin, GPClassifierBase):
         return (codes[:, None] == classes).astype(np.float64)
 
     @fit_context(prefer_skip_nested_validation=True)
-    def fit(self, X: Any, y: Any) -> QSGPClassifier:
+    def fit(self, X, y) -> QSGPClassifier:
         """Train on a table.
 
         Parameters
@@ -270,7 +268,7 @@ class QSGPClassifier(QSGPMixin, GPClassifierBase):
         return self
 
     @fit_context(prefer_skip_nested_validation=True)
-    def partial_fit(self, X: Any, y: Any, classes: Any = None) -> QSGPClassifier:
+    def partial_fit(self, X, y, classes=None) -> QSGPClassifier:
         """Continue with further rows; the first call fits a new model.
 
         Parameters
@@ -325,7 +323,7 @@ class QSGPClassifier(QSGPMixin, GPClassifierBase):
     def _as_module(self) -> nn.Module:
         return _ClassModule(self)
 
-    def latent_mean_and_variance(self, X: Any) -> tuple[np.ndarray, np.ndarray]:
+    def latent_mean_and_variance(self, X) -> tuple[np.ndarray, np.ndarray]:
         """Mean and variance of the latent functions.
 
         Parameters

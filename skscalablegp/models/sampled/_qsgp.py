@@ -251,7 +251,7 @@ class QSGPRegressor(QSGPMixin, MinibatchGPRegressorBase):
     # ------------------------------------------------------------------ fit
 
     @fit_context(prefer_skip_nested_validation=True)
-    def fit(self, X: Any, y: Any, noise_variance: Any = None) -> QSGPRegressor:
+    def fit(self, X, y, noise_variance=None) -> QSGPRegressor:
         """Train on a table.
 
         Parameters
@@ -289,7 +289,7 @@ class QSGPRegressor(QSGPMixin, MinibatchGPRegressorBase):
         return self
 
     @fit_context(prefer_skip_nested_validation=True)
-    def partial_fit(self, X: Any, y: Any, noise_variance: Any = None) -> QSGPRegressor:
+    def partial_fit(self, X, y, noise_variance=None) -> QSGPRegressor:
         """Continue with further rows; the first call fits a new model.
 
         An exact model takes its posterior as the prior of the new rows, which for a Gaussian

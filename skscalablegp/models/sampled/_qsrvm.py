@@ -233,7 +233,7 @@ class QSRVMRegressor(MinibatchGPRegressorBase):
     # ------------------------------------------------------------------ fit
 
     @fit_context(prefer_skip_nested_validation=True)
-    def fit(self, X: Any, y: Any, noise_variance: Any = None) -> QSRVMRegressor:
+    def fit(self, X, y, noise_variance=None) -> QSRVMRegressor:
         """Train on a table.
 
         Parameters
