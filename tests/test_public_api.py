@@ -3,12 +3,14 @@
 import ast
 import importlib
 import inspect
+import re
 import subprocess
 import sys
 import tomllib
 from pathlib import Path
 
 import pytest
+from sklearn.utils import all_estimators
 
 import skscalablegp
 
@@ -94,3 +96,38 @@ def test_signatures_show_real_types_or_none():
         types = [p.annotation for p in signature.parameters.values()]
         shown = [str(t) for t in (*types, signature.return_annotation)]
         assert not {"Any", "typing.Any"} & set(shown), name
+
+
+def messages():
+    """[(place, text)] of the package's strings of four words or more that are no docstrings."""
+    found = []
+    for path in sorted(PACKAGE.rglob("*.py")):
+        tree = ast.parse(path.read_text("utf-8"))
+        bodies = [node for node in ast.walk(tree) if hasattr(node, "body")]
+        firsts = [node.body[0] for node in bodies if isinstance(node.body, list) and node.body]
+        documented = {id(node.value) for node in firsts if isinstance(node, ast.Expr)}
+        for node in ast.walk(tree):
+            is_text = isinstance(node, ast.Constant) and isinstance(node.value, str)
+            if is_text and id(node) not in documented and len(node.value.split()) > 3:
+                found.append((f"{path.relative_to(PACKAGE)}:{node.lineno}", node.value))
+    return found
+
+
+def test_messages_name_public_classes_only():
+    """A user who reads a name in a message can import it."""
+    public = {name for module in PUBLIC for name in modules_names(f"skscalablegp.{module}")}
+    public |= set(skscalablegp.__all__) | {name for name, _ in all_estimators()}
+    public |= modules_names("sklearn.gaussian_process.kernels") | {"TransformedTargetRegressor"}
+    found = messages()
+    assert len(found) > 500
+    kinds = "Regressor|Classifier|Predictor|Kernel|Encoder|Truncation|Gradient|Display|Transformer"
+    for place, text in found:
+        assert not re.search(r"\b_[A-Za-z]|\._[a-z]", text), (place, text)
+        named = set(re.findall(rf"\b[A-Z][A-Za-z0-9]*(?:{kinds})\b", text))
+        assert named <= public, (place, named - public)
+
+
+def modules_names(name):
+    """Names that a public module offers."""
+    module = importlib.import_module(name)
+    return set(getattr(module, "__all__", vars(module)))

@@ -76,7 +76,7 @@ def describe_far_targets(y: np.ndarray, rows: np.ndarray, name: str, estimator: 
     return (
         f"{name} has {len(rows):,} target{'' if one else 's'} far from all others, which lie "
         f"between {others.min():.6g} and {others.max():.6g}: {named}{more}. Under normal noise "
-        f"{'it decides' if one else 'they decide'} the fit, and the others count for little. Drop "
+        f"{'it dominates' if one else 'they dominate'} the fit. Drop "
         f"{'this row' if one else 'these rows'} if "
         f"{'it is an error' if one else 'they are errors'}, or "
         f"{f'use likelihood={own!r}, or ' if own else ''}transform the target: "

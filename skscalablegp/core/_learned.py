@@ -88,11 +88,11 @@ def nothing_learned(model: Any, X: Any, y: Any, classes: Any = None) -> str:  # 
         error = float(falls.std()) / math.sqrt(len(falls))
         if falls.mean() > _ERRORS * max(error, 1e-12):
             return (
-                f"the model has learned nothing: without their own targets, it explains "
+                f"the model has learned nothing: its leave-one-out predictions explain "
                 f"{max(0.0, _explained(predicted, truth)):.0%} of the variance of "
-                f"{len(rows)} rows, of which {signal.model} learned from other rows explain "
-                f"{signal.explained:.0%}. Try other length scales in the kernel, more rows, "
-                "n_restarts_optimizer, or columns that are transformed or selected first"
+                f"{len(rows)} rows, while {signal.model}, fitted to other rows, explain "
+                f"{signal.explained:.0%}. Try other length scales in the kernel, more rows, a "
+                "larger n_restarts_optimizer, or select or transform the columns"
             )
     return ""
 

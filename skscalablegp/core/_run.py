@@ -379,7 +379,7 @@ class FitRun(Run):
         given = self.estimator.normalize_y
         if given == "auto":
             own = self.estimator.kernel is not None and not scaled
-            why = "no kernel was given" if additive else "the likelihood has its units"
+            why = "no kernel was given" if additive else "the likelihood is in the units of y"
             given = self.chose(
                 "normalize_y",
                 additive and not own,
@@ -621,7 +621,7 @@ class FitRun(Run):
         if status == "stagnated":
             return (
                 f"training stagnated after {steps} although the gradient is not small, {kept}: no "
-                f"step along it raises the objective. Use "
+                f"step along the gradient raises the objective. Use "
                 f"dtype='float64', {more_noise(est)}, and look for columns or a target of extreme "
                 "size"
             )

@@ -186,9 +186,9 @@ def warn_if_rough(
         if more > min(_FALL * few.unexplained, unexplained):
             return
         run.advise_other_model(
-            f"the target is too rough for an approximation. Of {len(some.X)} random rows nearly "
-            f"every one is a parameter of its own (mean leverage {few.leverage:.2f}), and together "
-            f"they explain only {1 - few.unexplained:.0%} of the variance of a row that is left "
-            "out. Use IterativeGPRegressor, which is exact, or NNGPRegressor on a table too large "
-            "for it."
+            f"the target is too rough for an approximation. An exact fit of {len(some.X)} random "
+            f"rows has almost as many effective parameters as rows (mean leverage "
+            f"{few.leverage:.2f}), and its leave-one-out predictions explain only "
+            f"{1 - few.unexplained:.0%} of the variance. Use IterativeGPRegressor, which is exact, "
+            "or NNGPRegressor on a table too large for it."
         )

@@ -185,9 +185,7 @@ def plan_training(settings: StageSettings, exact: bool, n: int) -> TrainingPlan:
     if exact or settings.has_curvature:
         why = "values and gradients are exact" if exact else "a subset gives the curvature"
     if twice:
-        why += (
-            "; few rows are also trained with scikit-learn's steps, and the better optimum counts"
-        )
+        why += "; with few rows, scikit-learn's optimiser also runs, and the better optimum is kept"
     name = "adam" if method.patient else "natural" if method.redraws else "bfgs"
     named = isinstance(settings.optimizer, str) and settings.optimizer in ("auto", name)
     return TrainingPlan(

@@ -143,8 +143,8 @@ def _with_rows(model: Any, X: np.ndarray, y: np.ndarray, told: dict[str, np.ndar
         return other.partial_fit(X, y, **told)
     if not hasattr(model, "X_train_"):
         raise NotImplementedError(
-            f"{type(model).__name__} neither keeps its rows nor learns from more of them: fit it "
-            "again."
+            f"{type(model).__name__} stores no training rows and has no partial_fit: fit it again "
+            "with the new rows."
         )
     rows = np.concatenate([model.X_train_, X])
     targets = model.y_train_ * model._y_train_std + model._y_train_mean

@@ -192,9 +192,9 @@ def _check_array(name: str, value: Any, dims: str | None, sizes: dict[str, int],
     if isinstance(value, float | np.floating):
         value = np.asarray(value)
     if not isinstance(value, np.ndarray) or value.dtype.kind not in kind:
-        raise ModelFileError(f"{name} is no array of numbers of the right type")
+        raise ModelFileError(f"{name} is not an array of numbers of the right type")
     if kind == "f" and not (np.abs(value) < _LARGEST_NUMBER).all():
-        raise ModelFileError(f"{name} contains NaN, infinity or numbers that no fit has made")
+        raise ModelFileError(f"{name} contains NaN, infinity or numbers that no fit produces")
     if dims is None:
         return
     letters = dims.split()
@@ -209,7 +209,7 @@ def _check_array(name: str, value: Any, dims: str | None, sizes: dict[str, int],
 
 def _check_indices(name: str, value: np.ndarray, below: int | None) -> None:
     if value.size and (value.min() < 0 or (below is not None and value.max() >= below)):
-        raise ModelFileError(f"{name} has numbers of rows that do not exist")
+        raise ModelFileError(f"{name} refers to rows that do not exist")
 
 
 # ------------------------------------------------------------------ fields
@@ -228,7 +228,7 @@ def _check_fields(cls: type, state: Mapping[str, Any], of_records: bool = False)
             raise ModelFileError(f"a {cls.__name__} has no {field.name}")
         if not _fits(state[field.name], hints[field.name], of_records):
             raise ModelFileError(
-                f"{field.name} of a {cls.__name__} is {state[field.name]!r:.60}, not what it can be"
+                f"{field.name} of a {cls.__name__} has the invalid value {state[field.name]!r:.60}"
             )
 
 
@@ -270,7 +270,7 @@ def _is_number(value: Any, hint: type) -> bool:
 def _check_model(model: GPModel, state: Mapping[str, Any]) -> None:
     check_parameters(model)
     if not isinstance(state.get("likelihood_"), Likelihood | None):
-        raise ModelFileError("likelihood_ is no likelihood")
+        raise ModelFileError("likelihood_ is not a likelihood")
     for names in TOGETHER:
         # Compact files leave out all of them, if any.
         there = [name in state for name in names if name not in state.get("_left_out_of_file", ())]
@@ -281,7 +281,7 @@ def _check_model(model: GPModel, state: Mapping[str, Any]) -> None:
         value, whole = state.get(name, 1), name.startswith("n_")
         right = _is_number(value, int if whole else float) and np.isfinite(value)
         if not (right and (value > 0 if sign else value >= 0)):
-            raise ModelFileError(f"{name} is {value!r:.60}, which it cannot be")
+            raise ModelFileError(f"{name} is {value!r:.60}, which is not possible")
     _check_targets(state)
     if "n_iter_" in state and state.get("kernel_") is not None:
         d = state.get("n_features_in_") if model._kernel_sees_rows() else None
@@ -305,9 +305,9 @@ def _check_targets(state: Mapping[str, Any]) -> None:
 def _check_kernel(kernel: Any, name: str, d: int | None) -> None:
     """Hyperparameters are numbers in their ranges, as many as there are columns."""
     if not isinstance(kernel, Kernel):
-        raise ModelFileError(f"{name} is no kernel")
+        raise ModelFileError(f"{name} is not a kernel")
     theta = np.asarray(kernel.theta, dtype=float)
     if not np.isfinite(theta).all() or np.isnan(np.asarray(kernel.bounds, dtype=float)).any():
-        raise ModelFileError(f"{name} has hyperparameters that are no numbers")
+        raise ModelFileError(f"{name} has hyperparameters that are not numbers")
     if d is not None:
         compile_kernel(kernel, d, any_kernel=True)

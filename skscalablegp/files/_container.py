@@ -137,8 +137,8 @@ class Tensors:
             at = stop
         if at != self._length:
             raise ModelFileError(
-                f"the tensors take {at:,} bytes, and the file has {self._length:,}: it was cut or "
-                "continued"
+                f"the tensors take {at:,} bytes, and the file has {self._length:,}: it was "
+                "truncated or has extra bytes"
             )
 
     def described(self, name: str) -> tuple[np.dtype, tuple[int, ...]]:
@@ -154,7 +154,7 @@ class Tensors:
         if self._file.readinto(view) != len(view) or hashlib.sha256(view).hexdigest() != expected:
             raise ModelFileError(f"tensor {name!r} does not match its checksum")
         if dtype.kind == "b" and len(view) and array.view(np.uint8).max() > 1:
-            raise ModelFileError(f"tensor {name!r} is not of truth values")
+            raise ModelFileError(f"tensor {name!r} has booleans other than 0 and 1")
         return array.astype(dtype.newbyteorder("="), copy=False)
 
 
@@ -172,16 +172,16 @@ def opened(path: Path) -> Iterator[Tensors]:
     with open(path, "rb", buffering=0) as file:
         status = os.fstat(file.fileno())
         if not stat.S_ISREG(status.st_mode):
-            raise ModelFileError("it is no ordinary file")
+            raise ModelFileError("it is not a regular file")
         size = status.st_size
         length = int.from_bytes(file.read(8), "little")
         if size < 10 or length > size - 8:
-            raise ModelFileError("it does not begin with the length of a header, or was cut")
+            raise ModelFileError("it does not begin with the length of a header, or was truncated")
         if length > MOST_BYTES:
             raise ModelFileError(f"its header of {length:,} bytes is too large")
         header = parse(file.read(length), "its header", size)
         if not isinstance(header, dict):
-            raise ModelFileError("its header is no JSON object")
+            raise ModelFileError("its header is not a JSON object")
         yield Tensors(file, header, 8 + length, size)
 
 

@@ -63,7 +63,7 @@ class Decoder(ArrayDecoder):
     def _named(self, name: Any) -> Any:
         entry = self._entry(name)
         if not isinstance(entry, type | FunctionType):
-            raise self._error("is no class and no function")
+            raise self._error("is neither a class nor a function")
         return entry
 
     # ------------------------------------------------------------------ containers
@@ -123,7 +123,7 @@ class Decoder(ArrayDecoder):
     def _object(self, content: Any, number: int) -> Any:
         cls = self._class(content["class"], object)
         if issubclass(cls, dict | tuple) or ("__reduce__" in vars(cls) and not is_registered(cls)):
-            raise self._error(f"is no {cls.__name__} made of attributes")
+            raise self._error(f"is not a {cls.__name__} made of attributes")
         self._made[number] = value = cls.__new__(cls)
         self._attributes(content["state"], vars(value))
         if not is_registered(cls):
@@ -147,7 +147,7 @@ class Decoder(ArrayDecoder):
     def _by_call(self, content: Any, number: int) -> Any:
         cls = self._class(content["class"], object)
         if "__reduce__" not in vars(cls) or is_registered(cls):
-            raise self._error(f"is no {cls.__name__} made by a call")
+            raise self._error(f"is not a {cls.__name__} made by a call")
         return cls(*self._all(content["arguments"]))
 
     def _scikit(self, content: Any, number: int) -> Any:

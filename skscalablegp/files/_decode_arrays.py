@@ -72,12 +72,12 @@ class ArrayDecoder:
 
     def _float(self, text: Any) -> float:
         if text not in ("nan", "inf", "-inf"):
-            raise self._error("is no number")
+            raise self._error("is not a number")
         return float(text)
 
     def _integer(self, text: Any) -> int:
         if type(text) is not str or len(text) > 100:
-            raise self._error("is no integer")
+            raise self._error("is not an integer")
         return int(text, 16)
 
     def _number(self, content: Any) -> np.generic:
@@ -90,13 +90,13 @@ class ArrayDecoder:
             raise self._error("is a number of an unknown type")
         value = self(value)
         if type(value) not in (bool, int, float):
-            raise self._error("is no number")
+            raise self._error("is not a number")
         return np.dtype(code).type(value)
 
     def _slice(self, content: Any) -> slice:
         start, stop, step = content
         if any(part is not None and type(part) is not int for part in content):
-            raise self._error("is no slice of integers")
+            raise self._error("is not a slice of integers")
         return slice(start, stop, step)
 
     # ------------------------------------------------------------------ text and arrays
@@ -108,7 +108,7 @@ class ArrayDecoder:
     def _strings(self, content: Any, number: int) -> Any:
         text, lengths = self._tensor(content["text"]), self._tensor(content["lengths"])
         if text.dtype != np.uint8 or lengths.dtype != np.int64 or (lengths < 0).any():
-            raise self._error("is no text")
+            raise self._error("is not text")
         ends = np.cumsum(lengths)
         if len(lengths) and (ends[-1] != len(text) or (ends > len(text)).any()):
             raise self._error("has lengths that its text does not have")
@@ -125,7 +125,7 @@ class ArrayDecoder:
         width = max(map(len, values), default=0)
         code, wide = content["of"][:1], int(content["of"][1:])
         if code != "U" or not width <= wide <= 10 * width + 100:
-            raise self._error("is no array of text")
+            raise self._error("is not an array of text")
         self._spend(4 * wide * len(values))
         return np.array(values, dtype=f"U{wide}").reshape(shape)
 
@@ -149,7 +149,7 @@ class ArrayDecoder:
         if "as" in content:
             code = content["as"]
             if code[:2] not in ("m8", "M8") or value.dtype != np.int64:
-                raise self._error("is no array of dates")
+                raise self._error("is not an array of dates")
             return value.view(np.dtype(code))
         return value.T if content.get("order") == "F" else value
 

@@ -225,7 +225,7 @@ class Encoder:
             remedy = (
                 f": call skscalablegp.files.register({entry.__name__}) before save, and before load"
             )
-        return TypeError(f"{self._where()} is {what}, which files do not have{remedy}.")
+        return TypeError(f"{self._where()} is {what}, which files cannot hold{remedy}.")
 
 
 def _kind(value: Any) -> str:

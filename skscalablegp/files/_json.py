@@ -41,7 +41,7 @@ def parse(text: bytes, what: str, file_size: int) -> Any:
     except ModelFileError as error:
         raise ModelFileError(f"{what} {error}") from None
     except ValueError as error:
-        raise ModelFileError(f"{what} is no valid JSON: {error}") from None
+        raise ModelFileError(f"{what} is not valid JSON: {error}") from None
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

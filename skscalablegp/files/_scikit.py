@@ -142,7 +142,7 @@ def loads(data: np.ndarray, types: Sequence[str]) -> Any:
     raw = data.tobytes()
     _check_archive(raw)
     if not isinstance(types, list) or not all(type(name) is str for name in types):
-        raise ModelFileError("its types are no list of names")
+        raise ModelFileError("its types are not a list of names")
     wrong = [name for name in types if name not in TYPES]
     if wrong or set(skops.get_untrusted_types(data=raw)) - set(types):
         raise ModelFileError(f"it has types of scikit-learn that files may not have {wrong}")
@@ -217,12 +217,12 @@ def _check_archive(raw: bytes) -> None:
         parts = archive.infolist()
         names = {part.filename for part in parts}
         if len(names) < len(parts) or len(parts) > _MOST_PARTS or "schema.json" not in names:
-            raise ModelFileError("its archive of scikit-learn parts has no or repeated names")
+            raise ModelFileError("its archive has repeated names, too many parts, or no schema")
         for part in parts:
             plain = part.compress_type == zipfile.ZIP_STORED and not part.flag_bits & 1
             if not plain or part.file_size != part.compress_size or "/" in part.filename:
                 raise ModelFileError(
-                    f"its archive has the part {part.filename!r:.60}, as skops has not"
+                    f"its archive has the part {part.filename!r:.60}, which skops does not write"
                 )
         if sum(part.file_size for part in parts) > len(raw):
             raise ModelFileError("the parts of its archive overlap")
@@ -248,7 +248,7 @@ def _check_array(file: Any, size: int) -> None:
 
 
 def check_trees(value: Any) -> None:
-    """Refuse trees whose nodes point outside or in circles, which compiled code does not check."""
+    """Refuse trees whose nodes point outside or in cycles, which compiled code does not check."""
 
     def look(part: Any) -> Any:
         kind = f"{type(part).__module__}.{type(part).__name__}"
@@ -273,7 +273,7 @@ def _check_nodes(left: Any, right: Any, feature: Any, n_features: int | None) ->
     inner = left >= 0
     for child in (left[inner], right[inner]):
         if (child <= own[inner]).any() or (child >= len(left)).any():
-            raise ModelFileError("it has a tree whose nodes point outside of it or in circles")
+            raise ModelFileError("it has a tree whose nodes point outside of it or in cycles")
     used = feature[inner]
     if (used < 0).any() or (n_features is not None and (used >= n_features).any()):
         raise ModelFileError("it has a tree over columns that do not exist")

@@ -213,7 +213,7 @@ class IntervalCalibrationDisplay:
         """
         q = np.atleast_1d(check_share(q, "q"))
         if (np.diff(q) <= 0).any():
-            raise ValueError(f"q must rise, got {q.tolist()}.")
+            raise ValueError(f"q must increase, got {q.tolist()}.")
         quantiles = numbers("quantiles", quantiles)
         if quantiles.ndim not in (2, 3) or quantiles.shape[-1] != len(q):
             raise ValueError(

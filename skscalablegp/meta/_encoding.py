@@ -126,8 +126,7 @@ class TableEncoder:
             X, _ = _checked(X)
         if X.shape[1] != self.n_features_in_:
             raise ValueError(
-                f"X has {X.shape[1]} features, but TableEncoder is expecting"
-                f" {self.n_features_in_} features as input."
+                f"X has {X.shape[1]} columns, but the model was fitted with {self.n_features_in_}."
             )
         if self._all_numbers:
             plain = _plain(X, [column.name for column in self._columns])

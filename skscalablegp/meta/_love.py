@@ -212,7 +212,7 @@ class LOVEPredictor(MetaRegressorBase):
             form = _form(inner)
             run.device = inner._fit_device()
             run.chose("dtype", _dtype(inner), "the regressor's")
-            why = "from half of the full rank on exact variances cost as much"
+            why = "above half of the full rank, exact variances cost no more"
             run.chose("max_variance_rank", min(AUTO_RANK, form.full // 2), why)
             # The target as the posterior sees it.
             process = fitted_process(inner)

@@ -1,4 +1,4 @@
-"""A Gaussian process on the errors of another regressor."""
+"""A Gaussian process of the residuals of another regressor."""
 
 from __future__ import annotations
 
@@ -215,7 +215,7 @@ class MeanFunctionRegressor(MetaRegressorBase):
                 run.chose("weight", weight, "the given mean function")
             self._finish(best.trial.inner, best.mean_function, best.weight)
             names = type(self.estimator_).__name__, type(best.mean_function).__name__
-            summary = "{} on the errors of {} on rows that it has not seen".format(*names)
+            summary = "{} of the residuals of {} on held-out rows".format(*names)
             if best.weight == 0 and self.weight == "auto":
                 why = "there was no time for boosted trees"
                 if best.mean_function is not None:
@@ -246,13 +246,13 @@ class MeanFunctionRegressor(MetaRegressorBase):
                         fits.append(Weighted(_density(errors.y, trial.left), 1.0, mean, trial))
             except (MemoryError, TimeoutError) as error:
                 why = first_line(error)
-                run.warn(f"The process was not tried on errors of boosted trees: {why}")
+                run.warn(f"The process was not fitted to the residuals of boosted trees: {why}")
         run.preview = None
         best = max(fits, key=lambda fit: fit.density)
-        why = "there was no other fit"
+        why = "no other fit was made"
         if len(fits) > 1:
             shown = " and ".join(f"{fit.density:.2f} for {fit.weight:g}" for fit in fits)
-            why = f"mean log density of rows left out: {shown}"
+            why = f"mean log density of held-out rows: {shown}"
         run.chose("weight", best.weight, why)
         show = self._preview(best.mean_function, best.weight)
         rows = unseen.but(y=unseen.y - best.weight * self._cross_fitted)

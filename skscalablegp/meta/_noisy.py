@@ -35,7 +35,7 @@ class NoisyRegressorBase(MetaRegressorBase):
         if given != "auto":
             tails = Tails.of(given, z)
             if tails.name != given:
-                run.ignores("tails", f"{len(z)} errors are too few, or too alike, to have a shape")
+                run.ignores("tails", f"{len(z)} errors are too few, or too similar, for this")
             return tails
         order = run.random_state.permutation(len(z))
         fitted, new = z[order[::2]], z[order[1::2]]

@@ -325,7 +325,7 @@ class StackedGPRegressor(NamedEstimators, MetaRegressorBase):
         self._validate_names([name for name, _ in pairs])
         for name, regressor in pairs:
             if not (hasattr(regressor, "fit") and hasattr(regressor, "predict")):
-                raise ValueError(f"estimators: {name!r} is no regressor, but {regressor!r}.")
+                raise ValueError(f"estimators: {name!r} must be a regressor, got {regressor!r}.")
         return pairs
 
     def _weigh(self, trials: dict[str, Trial], unseen: Unseen, optional: bool) -> None:

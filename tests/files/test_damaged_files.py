@@ -194,7 +194,7 @@ def test_trees_that_point_outside_or_in_circles(trees, child, tmp_path):
     else:
         model._predictors[0][0].nodes["left"][0] = child
     save(model, tmp_path / "model")
-    with pytest.raises(ModelFileError, match="outside of it or in circles"):
+    with pytest.raises(ModelFileError, match="outside of it or in cycles"):
         load(tmp_path / "model")
 
 

@@ -183,7 +183,7 @@ class TestIntervalCalibration:
     @pytest.mark.parametrize(
         "wrong, says",
         [
-            (dict(q=[0.5, 0.2]), "q must rise"),
+            (dict(q=[0.5, 0.2]), "q must increase"),
             (dict(q=[0.0, 0.2]), "q must lie strictly"),
             (dict(q=[0.2]), "quantiles must have shape"),
             (dict(quantiles=np.ones((4, 2)) * [2, 1]), "quantiles cross in 4 of 4 rows"),

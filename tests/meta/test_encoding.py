@@ -237,7 +237,7 @@ def test_the_entry_that_does_not_belong_is_named():
     encoder = TableEncoder().fit(np.arange(6.0).reshape(3, 2))
     with pytest.raises(ValueError, match="'x1' .*numbers.*'n/a'"):
         encoder.transform(np.array([[1.0, 2.0], [3.0, "n/a"]], dtype=object))
-    with pytest.raises(ValueError, match="X has 3 features, but .* is expecting 2 features"):
+    with pytest.raises(ValueError, match="X has 3 columns, but the model was fitted with 2"):
         encoder.transform(np.eye(3))
 
 

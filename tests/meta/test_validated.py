@@ -177,7 +177,7 @@ def test_a_mean_function():
         assert model.weight_ == (why != "there was no other fit")
         if model.weight_ == 0:
             assert_allclose(model.predict(X), clone(process).fit(X, y).predict(X))
-    assert whys == {"there was no other fit", "mean log density of rows left out"}
+    assert whys == {"no other fit was made", "mean log density of held-out rows"}
 
 
 class Wrong(RegressorMixin, BaseEstimator):

@@ -129,7 +129,7 @@ class Posterior(ABC):
         NotExportable
             If there is no such form.
         """
-        raise NotExportable(f"{type(self).__name__} has no form as a torch module.")
+        raise NotExportable("This model has no form as a torch module.")
 
     def functions(self, n_samples: int, generator: torch.Generator) -> nn.Module:
         """Draws of whole functions without noise, as a torch module: (m, d) -> (m, t, n_samples).
@@ -140,8 +140,7 @@ class Posterior(ABC):
             If there is no such form.
         """
         raise NotExportable(
-            f"{type(self).__name__} defines no distribution of whole functions: use sample_y at "
-            "fixed rows."
+            "This model defines no distribution of whole functions: use sample_y at fixed rows."
         )
 
 

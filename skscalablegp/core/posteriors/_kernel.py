@@ -74,7 +74,9 @@ class KernelPosterior(Posterior):
 
     def _inverse_times(self, B: Float[Tensor, "n s"]) -> Float[Tensor, "n s"]:
         """H^-1 B."""
-        raise NotExportable(f"{type(self).__name__} solves no linear systems.")
+        raise NotExportable(
+            "This model solves no linear systems, from which functions could be drawn."
+        )
 
 
 class RowCaches(LowRankForm):

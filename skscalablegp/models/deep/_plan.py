@@ -108,7 +108,7 @@ def plan(params: Any, n: int, *, stream: bool = False) -> DeepPlan:
     split = resolve(
         params.early_stopping,
         _FEWEST_SPLIT <= n <= _LARGE_TABLE,
-        f"{n} rows; rows are held out from {_FEWEST_SPLIT} to {_LARGE_TABLE:,}",
+        f"{n} rows; tables of {_FEWEST_SPLIT} to {_LARGE_TABLE:,} have held-out rows",
     )
     return DeepPlan(
         new_optimizer=optimizer,

@@ -338,7 +338,7 @@ class KISSGPRegressor(GPRegressorBase):
             plan = plan_method(self, len(table.X), stream=stream)
             run.follow(plan)
             run.priors = plan.priors.value
-            run.computes_in_float64("sums on a grid need it")
+            run.computes_in_float64("sums over the rows need double precision")
             if plan.exact_instead:
                 kernel = self._compile_kernel(table, run)
                 table = replace(table.centred(kernel), X=table.X.copy())
@@ -495,9 +495,9 @@ class KISSGPRegressor(GPRegressorBase):
             own = float(error.square().mean() / few.Y.cpu().var(0, correction=0).mean())
             if own > _INTERACTIONS * exact:
                 run.advise_other_model(
-                    f"columns interact. The sum of functions of one column each leaves {own:.2g} "
-                    "of the target's variance unexplained; an exact process of only "
-                    f"{len(few.Y)} rows leaves {exact:.2g} in leave-one-out. Use "
+                    f"columns interact. A sum of functions of one column each leaves {own:.2g} of "
+                    "the target's variance unexplained, and leave-one-out predictions of an exact "
+                    f"process of only {len(few.Y)} rows leave {exact:.2g}. Use "
                     "IterativeGPRegressor, SVGPRegressor, or feature_extractor=(64, 2)."
                 )
 

@@ -112,7 +112,7 @@ def plan_method(params: Any, n: int, *, stream: bool = False) -> MethodPlan:
     return MethodPlan(
         solver=solver,
         training=plan_stages(settings, solver.value == "cholesky", n),
-        priors=resolve(params.priors, None, "a grid takes those that are given"),
+        priors=resolve(params.priors, None, "only priors that are given are used on a grid"),
         ignored=ignored,
         **exact,
     )

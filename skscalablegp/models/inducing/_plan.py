@@ -260,7 +260,7 @@ def _unused(params: Any, model: SparseModel, full: bool, whole: bool) -> dict[st
     unused, likelihood = {}, model.likelihood
     closed = params.variational_optimizer == "natural" and likelihood.conjugate
     if not likelihood.additive:
-        unused |= ignore("alpha", because=f"{likelihood} has no noise beside it")
+        unused |= ignore("alpha", because=f"{likelihood} has no additive noise")
     if params.feature_extractor is None or callable(params.feature_extractor):
         unused |= ignore("activation", because="no network is given by its layer sizes")
     if params.optimizer is None:

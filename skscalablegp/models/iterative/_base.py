@@ -87,7 +87,7 @@ class SolvedGPRegressor(GPRegressorBase):
         run.preview = lambda model, step: model._finish(
             kernel,
             step.theta,
-            replace(plan, train_on=Choice("all", "steps have no scale of their own")),
+            replace(plan, train_on=Choice("all", "a step does not compute a scale")),
             GradientState(),
             run.generator,
             Budget(),

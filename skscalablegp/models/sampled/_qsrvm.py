@@ -347,8 +347,8 @@ class QSRVMRegressor(MinibatchGPRegressorBase):
         few = n <= _FEW_ROWS
         if possible and (loss + _WHOLE_DOUBT * doubt > _WHOLE_OF_FEW if few else loss > _WHOLE):
             why = (
-                "held-out rows do not show that a sparse model is as good as the exact process "
-                f"({loss:.2f} +- {doubt:.2f} nats a row behind)"
+                "on held-out rows, a sparse model may be worse than the exact process "
+                f"(by {loss:.2f} +- {doubt:.2f} nats a row)"
             )
             run.chose("n_components", n, f"{why}, so that no function is dropped")
             return True
