@@ -4,9 +4,10 @@ The functions take true targets, and predicted means and standard deviations, in
 quantiles. The scorers make the predictions themselves, and can be used wherever scikit-learn takes
 a ``scoring``: `cross_val_score`, `cross_validate`, `GridSearchCV`. `predict_std`,
 `predict_interval` and `predict_quantiles` work through pipelines, searches, transformed targets and
-a separate regressor for each target, and so do the scorers. This file is longer than most because
-each function documents its parameters in full.
+a separate regressor for each target, and so do the scorers.
 """
+
+# This file is longer than most, because each function documents its parameters in full.
 
 from __future__ import annotations
 

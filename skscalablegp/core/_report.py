@@ -69,7 +69,7 @@ class FitReport(Bunch):
     remark : str
         Why another model suits the table better, and which; empty unless a check found that.
     far_targets : str
-        Which targets are so far from all others that they decide a fit under normal noise; empty
+        Which targets are so far from all others that they dominate a fit under normal noise; empty
         if there are none.
     columns : dict of str to float
         The columns that matter most, at most five: those with the smallest length scales, in units

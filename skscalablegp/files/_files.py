@@ -27,7 +27,7 @@ def save(model, path: str | os.PathLike[str], *, compact: bool = False) -> int:
     """Write a fitted model into a file that contains no code.
 
     The file is in the safetensors format: arrays as tensors, everything else as JSON in the header.
-    It is written beside `path` and then renamed, so that a reader never sees half of it.
+    It is written beside `path` and then renamed, so that a reader never sees a partial file.
 
     Parameters
     ----------
@@ -118,8 +118,8 @@ def load(path: str | os.PathLike[str]):
     """Read a model that `save` has written.
 
     The model predicts, samples, reports and continues as the one that was saved. No code from the
-    file runs: the classes of its objects come from a fixed table and from `register`. A file from a
-    stranger can still be a model that predicts nonsense.
+    file runs: the classes of its objects come from a fixed table and from `register`. A file from
+    an untrusted source can still hold a model with wrong predictions.
 
     Parameters
     ----------

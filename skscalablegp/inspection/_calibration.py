@@ -124,7 +124,7 @@ class IntervalCalibrationDisplay:
             A fitted regressor, as for `skscalablegp.metrics.predict_quantiles`.
 
         X : array-like of shape (n, d)
-            Rows that the model has not seen.
+            Held-out rows, which the model was not fitted to.
 
         y : array-like of shape (n,) or (n, t)
             Their observed targets.

@@ -46,8 +46,8 @@ class HeteroscedasticRegressor(NoisyRegressorBase):
         the columns of X, the predicted mean and the logarithm of the standard deviation. None
         compares boosted trees on that target, boosted trees with a gamma loss on the squared
         errors, up to 2,000 rows a Gaussian process, and the product of the best of both targets.
-        The variation of every candidate is shrunk by the factor that suits left-out rows best. A
-        constant takes the place of a candidate that does not predict left-out rows better than the
+        The variation of every candidate is shrunk by the factor that suits held-out rows best. A
+        constant takes the place of a candidate that does not predict held-out rows better than the
         constant does, and always below 100 rows.
     residuals : {"auto", "leave_one_out", "held_out"} or int, default="auto"
         Method that predicts training rows without having seen them. "leave_one_out" needs no
@@ -59,7 +59,7 @@ class HeteroscedasticRegressor(NoisyRegressorBase):
         there are more.
     tails : {"normal", "student", "empirical", "auto"}, default="normal"
         Shape of the distribution from which quantiles and intervals are computed. "student" is
-        Student's t, and "empirical" takes the quantiles of the standardised errors of left-out
+        Student's t, and "empirical" takes the quantiles of the standardised errors of held-out
         rows. "auto" fits each shape to half of these errors and takes the shape with the lowest
         CRPS on the other half. With fewer than 20 rows the shape is normal.
     validation_fraction : float, default=0.2
@@ -74,10 +74,10 @@ class HeteroscedasticRegressor(NoisyRegressorBase):
         regressor if that has no seed of its own.
     max_seconds : float or None, default=None
         Time budget of the whole fit in seconds; when it runs out, the best state so far is kept.
-        Up to 60% of it are for a first fit: to all rows where there is a closed form, otherwise
-        without the rows that then judge it. Further folds, and a fit to all rows, begin only if
-        they will end in time, by the time of the first one. If no time is left to learn the noise,
-        standard deviations have one factor, from the errors on rows left out. A regressor of
+        Up to 60% of it are for a first fit: to all rows if there is a closed form, and otherwise
+        without the held-out rows that evaluate it. Further folds, and a fit to all rows, begin only
+        if the time of the first fit shows that they end in time. If no time is left to learn the
+        noise, standard deviations have one factor, from the errors on held-out rows. A regressor of
         another package, or a pipeline, is stopped only between two fits, never within one.
     memory_budget : float or "auto", default="auto"
         Memory that matrices may take, in bytes; "auto" uses what the machine has free. It also
@@ -135,7 +135,7 @@ class HeteroscedasticRegressor(NoisyRegressorBase):
     -----
     The mean among the features of the noise model comes from fits that have not seen the row's
     fold, at the same hyperparameters, even where the errors are those of a closed form. A mean that
-    leaves out one row alone can tell the target of this row.
+    leaves out one row alone can reveal the target of this row.
 
     The factor multiplies the whole standard deviation, including that of the latent function,
     because the function is known better where the noise is small. Regressors outside this package
@@ -307,7 +307,7 @@ class HeteroscedasticRegressor(NoisyRegressorBase):
     def _report_residuals(self, trial: Trial, unseen: Unseen, run: FitRun) -> None:
         """How rows were predicted by models that have not seen them."""
         if not self.n_residuals_:
-            unpredicted = "no rows could be predicted by a model that has not seen them"
+            unpredicted = "no held-out rows could be predicted"
             run.ignores(_OF_NOISE, unpredicted)
             return
         below, n = type(trial.inner).__name__, len(unseen.X)
@@ -336,7 +336,7 @@ class HeteroscedasticRegressor(NoisyRegressorBase):
         noise = self._learned.noise
         run.reports(
             summary=f"standard deviations of {type(self.estimator_).__name__} times {noise.name}, "
-            f"from {self.n_residuals_:,} rows left out ({noise.gain:.3g} nats a row better than a "
+            f"from errors at {self.n_residuals_:,} rows ({noise.gain:.3g} nats a row better than a "
             f"constant); {self._learned.tails.name} tails"
         )
         late = late if trial.whole else [*late, f"{type(self.estimator_).__name__} on all rows"]

@@ -51,9 +51,9 @@ class MeanFunctionRegressor(MetaRegressorBase):
     """A Gaussian process whose mean function is any regressor.
 
     A prediction is the sum of the mean function and a Gaussian process, which is fitted to the
-    errors of the mean function. These errors come from cross-fitting: each row is predicted by a
-    mean function that was fitted without it, so that the process is trained on errors as large as
-    those at new rows. See :ref:`default_sizes`.
+    residuals of the mean function. These residuals come from cross-fitting: each row is predicted
+    by a mean function that was fitted without it, so that the residuals are as large as at new
+    rows. See :ref:`default_sizes`.
 
     Boosted trees, the default mean function, leave errors on small or smooth tables that are
     rougher than the target itself. They are therefore left out unless they help.
@@ -72,8 +72,8 @@ class MeanFunctionRegressor(MetaRegressorBase):
     weight : float or "auto", default="auto"
         Factor of the mean function's predictions, between 0 and 1. "auto" is 1 for a given
         `mean_function`. For the default one it is 0 or 1: the process is fitted to the targets and
-        to the errors, and the fit counts that gives rows the higher density which it has not seen,
-        in closed form or in folds. It is 0 without a comparison.
+        to the errors, and the fit with the higher density of held-out rows (or of leave-one-out
+        predictions) is kept. It is 0 if they were not compared.
     n_folds : int, default=5
         Number of folds for cross-fitting. The mean function is fitted once more on all rows.
     random_state : int, RandomState instance or None, default=None

@@ -44,7 +44,7 @@ class NoisyRegressorBase(MetaRegressorBase):
             beyond = new[:, None] - Tails.of(name, fitted)(ndtri(_LEVELS))
             losses[name] = np.mean(np.maximum(_LEVELS * beyond, (_LEVELS - 1) * beyond))
         best = min(losses, key=losses.__getitem__)
-        return Tails.of(run.chose("tails", best, "the lowest CRPS of rows left out"), z)
+        return Tails.of(run.chose("tails", best, "the lowest CRPS of held-out rows"), z)
 
     def _leaves_out(self) -> str:
         return ""

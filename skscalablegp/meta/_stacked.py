@@ -41,34 +41,33 @@ _MOST_RANDOMIZED = 50_000
 class StackedGPRegressor(NamedEstimators, MetaRegressorBase):
     """A weighted average of the predictive distributions of several regressors.
 
-    Each regressor predicts rows that it was not fitted to. The weights minimise the squared error
-    on these rows; they are not negative and add up to one. Regressors that have weight are then
-    fitted to all rows. The predictive variance is that of the mixture: the average of the
-    regressors' variances plus the variance of their means. See :ref:`default_sizes`.
+    Each regressor predicts held-out rows. The weights minimise the squared error on these rows;
+    they are not negative and add up to one. Regressors that have weight are then fitted to all
+    rows. The predictive variance is that of the mixture: the average of the regressors' variances
+    plus the variance of their means. See :ref:`default_sizes`.
 
     Parameters
     ----------
     estimators : list of (str, regressor) or None, default=None
         Names and regressors that are stacked. They come from this package or have scikit-learn's
-        interface, with or without ``return_std``. They are judged in this order. None stacks
+        interface, with or without ``return_std``. They are evaluated in this order. None stacks
         boosted trees with the settings of a `HistGradientBoostingRegressor`, an `NNGPRegressor`
-        with ``local_scale=False`` and, above 2,000 rows, an `SCGDDKLRegressor`. These models
-        make different kinds of errors.
-        Above 10,000 rows, held-out rows choose the size of the trees: 31 or 127 leaves, or 127 on
-        the errors of a linear model. From there to 50,000 rows,
-        randomised trees are added, whose spread tells whether rows nearby agree. Their weight is
-        zero if held-out rows have a higher density without them.
+        with ``local_scale=False`` and, above 2,000 rows, an `SCGDDKLRegressor`. These models make
+        different kinds of errors. Above 10,000 rows, the size of the trees is chosen on held-out
+        rows: 31 or 127 leaves, or 127 on the residuals of a linear model. From there to 50,000
+        rows, randomised trees are added, whose spread measures how much nearby rows differ. Their
+        weight is zero if held-out rows have a higher density without them.
     validation_fraction : float, default=0.2
         Fraction of the rows that is held out. At most 20,000 rows are held out; if fewer than 2,000
-        would be, five folds replace them. Regressors with a closed form for left-out rows, such as
-        `NNGPRegressor`, are fitted on all rows only.
+        would be, five folds replace them. Regressors with closed-form leave-one-out
+        predictions, such as `NNGPRegressor`, are fitted on all rows only.
     random_state : int, RandomState instance or None, default=None
         Seed for all random choices of a fit; None uses a new seed each time. It also seeds the
         regressors if they have no seed of their own.
     max_seconds : float or None, default=None
         Time budget of the whole fit in seconds; when it runs out, the best state so far is kept.
-        The regressors are fitted without held-out rows and judged one after the other; each may
-        take up to twice an equal share of the remaining time. Those that have not been judged in
+        The regressors are fitted without held-out rows and evaluated one after the other; each may
+        take up to twice an equal share of the remaining time. Those that are not evaluated in
         time are left out, and a fit to all rows that would not end in time, by the time of the one
         before, is not begun. Regressors of other packages are stopped only between two fits; the
         default trees above 10,000 rows keep to their share.
@@ -90,7 +89,7 @@ class StackedGPRegressor(NamedEstimators, MetaRegressorBase):
     Attributes
     ----------
     estimators_ : list of regressor
-        The regressors that have been judged. Those with weight are fitted to all rows, as far as
+        The regressors that have been evaluated. Those with weight are fitted to all rows, as far as
         time allowed.
     weights_ : ndarray of shape (k,)
         The weights of these regressors. Weights below 0.02 are zero.
@@ -163,7 +162,7 @@ class StackedGPRegressor(NamedEstimators, MetaRegressorBase):
 
     @fit_context(prefer_skip_nested_validation=False)
     def fit(self, X, y, noise_variance=None) -> StackedGPRegressor:
-        """Judge the regressors by rows they have not seen, weigh them, and fit them to all rows.
+        """Evaluate the regressors on held-out rows, weight them, and fit them to all rows.
 
         Parameters
         ----------

@@ -215,7 +215,7 @@ class Likelihood(BaseEstimator, ABC):
 
     @property
     def heavy_tails(self) -> bool:
-        """Whether this is additive noise that is not normal, so that far targets decide nothing."""
+        """Whether this is additive noise with heavy tails, so that outliers have little weight."""
         return self.additive and not self.conjugate
 
     def curvature(self, Y: Float[Tensor, "n t"], noise: Float[Tensor, " n"]) -> float:

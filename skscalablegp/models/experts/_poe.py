@@ -57,8 +57,8 @@ class PoERegressor(GPRegressorBase):
 
     The table is divided into parts of about a thousand rows. Each part has an exact Gaussian
     process, an expert, and their predictive densities are multiplied at each row. Time is linear in
-    the number of rows, the experts can be computed in parallel, and there is nothing to tune. The
-    price is that correlations between rows of different parts are lost. See :ref:`default_sizes`.
+    the number of rows, the experts can be computed in parallel, and no setting has to be
+    tuned. Correlations between rows of different parts are lost. See :ref:`default_sizes`.
 
     Parameters
     ----------

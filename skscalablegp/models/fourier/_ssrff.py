@@ -62,7 +62,7 @@ class SSRFFRegressor(GPRegressorBase):
     optimizer : {"auto", "adam", "bfgs"}, object or None, default="auto"
         Method that trains the hyperparameters; None keeps them at their initial values. "auto" is
         "adam", or "bfgs" for the exact process of a small table. Optimisers that need exact values,
-        as "bfgs" does, are refused where the series trains.
+        as "bfgs" does, are refused if the series is used.
     max_iter : int or "auto", default="auto"
         Maximum number of training steps. "auto" is 100, which is few for gradients with so much
         noise.

@@ -92,7 +92,7 @@ class SVGPClassifier(SparseMixin, GPClassifierBase):
     calibrate : bool, default=True
         Whether to calibrate the predictive distribution on the training rows. The probabilities are
         raised to the power with the lowest leave-one-out log loss on up to 2,000 training rows,
-        since those of the variational posterior are too cautious.
+        since those of the variational posterior are underconfident.
     random_state : int, RandomState instance or None, default=None
         Seed for all random choices of a fit; None uses a new seed each time. It determines the
         batches, the inducing points, the draws for predictions and the initial weights of networks.

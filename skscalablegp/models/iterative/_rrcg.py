@@ -176,8 +176,8 @@ class RRCGRegressor(SolvedGPRegressor):
         estimate.
     log_marginal_likelihood_std_error_ : float
         Standard error of that value plus the possible bias of the quadrature; 0 if the value is
-        exact. The bias has no known bound, and is left out, for a preconditioner of another class
-        or one that was built before, and where single precision cannot hold the noise. Value and
+        exact. The bias is not included if no bound is known: with a preconditioner of another class
+        or one that was built before, or if single precision cannot represent the noise. Value and
         error are NaN if the time budget or an interrupt left no time for an estimate.
     n_iter_ : int
         The number of gradient evaluations in all stages.

@@ -38,11 +38,11 @@ _CALIBRATION = 2000
 class NNGPRegressor(GPRegressorBase):
     """Gaussian processes of the nearest rows; exact up to 2,000 rows (``small_table``).
 
-    A row is predicted by the exact Gaussian process of its nearest training rows, a few hundred of
-    them, by the distance that the kernel implies. The hyperparameters are trained to predict rows
-    that are left out. All training rows contribute, each near its own position. Fits take seconds
-    to minutes (measured up to a million rows), and predictions half a millisecond to three
-    milliseconds per row. See :ref:`default_sizes`.
+    A row is predicted by the exact Gaussian process of its nearest training rows. These are a few
+    hundred rows, nearest by the distance that the kernel defines. The hyperparameters maximise the
+    density of held-out rows given their neighbours. Fits take seconds to minutes (measured up to a
+    million rows), and predictions half a millisecond to three milliseconds per row. See
+    :ref:`default_sizes`.
 
     Parameters
     ----------
@@ -97,12 +97,12 @@ class NNGPRegressor(GPRegressorBase):
     calibrate : bool, default=True
         Whether to calibrate the predictive distribution on the training rows. The kernel, noise
         included, is then multiplied by the number that maximises the log density of up to 2,000
-        rows that are left out, with ``objective="leave_one_out"`` of rows that training has not
-        predicted. Means stay as they are. Kernels without an amplitude are not calibrated.
+        held-out rows; with ``objective="leave_one_out"`` these are not the rows of the objective.
+        Means do not change. Kernels without an amplitude are not calibrated.
     local_scale : bool, default=True
         Whether standard deviations follow the errors of the nearest training rows. Calibration then
         also multiplies variances by a power of the mean squared error of the 30 nearest rows, in
-        units of their own variances, if the rows that are left out show a clear gain. Without
+        units of their own variances, if the held-out rows show a clear gain. Without
         ``calibrate`` it has no effect. Set it to False under an estimator that learns the size of
         errors itself, such as `HeteroscedasticRegressor`.
     random_state : int, RandomState instance or None, default=None
@@ -140,8 +140,8 @@ class NNGPRegressor(GPRegressorBase):
         ``objective="subset"``, which trains on no other rows. None starts at the hyperparameters of
         the kernel; with ``objective="subset"`` it means 3,000.
     n_centers : int, default=1000
-        Number of rows whose neighbourhoods the objective consists of. These are the rows that are
-        left out, or the centres of the blocks; they are the same in every step.
+        Number of rows whose neighbourhoods the objective consists of. These are the held-out rows,
+        or the centres of the blocks; they are the same in every step.
 
     Attributes
     ----------

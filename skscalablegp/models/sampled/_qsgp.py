@@ -22,7 +22,7 @@ class QSGPRegressor(QSGPMixin, MinibatchGPRegressorBase):
 
     Smaller tables are solved exactly instead, with kernel functions at some of the rows. These rows
     are chosen so that they nearly determine the function at the others, and the result is close to
-    the exact process. `inference_` tells which of the two was used, and `fit_report_` the number of
+    the exact process. `inference_` says which of the two was used, and `fit_report_` the number of
     functions and the reason.
 
     Parameters
