@@ -50,6 +50,8 @@ X_new, y_new = draw(4000)
 # boosting models learn the quantiles that bound 95 % of the targets.
 process = HeteroscedasticRegressor(IterativeGPRegressor(), random_state=0).fit(X, y)
 interval = process.predict_interval(X_new, coverage=0.95)
+low, high = interval.T
+print(f"{np.mean((low <= y_new) & (y_new <= high)):.1%} of new targets are inside")
 
 boosting = [
     HistGradientBoostingRegressor(loss="quantile", quantile=q, random_state=0).fit(X, y)
