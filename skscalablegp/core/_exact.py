@@ -24,7 +24,7 @@ from .training import Budget
 # takes about ten seconds of one core at most, as approximations do, and intervals are better.
 SMALL_TABLE = 2000
 # Larger tables begin training with a random subset of this many rows, or with so many for each
-# column, up to a limit: each column has a length scale, which rows have to tell.
+# column, up to a limit: each column has a length scale, which the rows determine.
 _START_ROWS, _ROWS_A_COLUMN, _MOST_START_ROWS = 600, 30, 1500
 # Maximum number of training steps: twenty length scales need more than a hundred.
 _STEPS = 500
@@ -49,7 +49,7 @@ def instead(n: int, why: str, remedy: str = "use small_table='method'") -> dict[
 
 
 def rows_for(d: int, least: int = _START_ROWS) -> int:
-    """Number of rows that tell the length scales of d columns, at least `least`."""
+    """Number of rows that determine the length scales of d columns, at least `least`."""
     return max(least, min(_ROWS_A_COLUMN * d, _MOST_START_ROWS))
 
 

@@ -38,7 +38,7 @@ class LeftOut:
     fold_mean : ndarray of shape (k,) or None
         Means by fits that have not seen any row of the same fold, if `mean` has others. A noise
         model learns from them: a mean that leaves out one row alone differs from that of all rows
-        by the row's own share, and so tells the row's target wherever the mean of all rows is known
+        by the row's own share, and so reveals its target wherever the mean of all rows is known
         from other rows.
     """
 

@@ -12,7 +12,7 @@ from scipy.spatial.distance import cdist
 from ._signal import FEWEST_ROWS, Signal, simple_signals
 from .data import column_spread
 
-# Rows of a first look, of a table on which simple models are compared with the model, and largest
+# Rows of a first check, of a table on which simple models are compared with the model, and largest
 # product of squared rows and looked-at rows, since leave-one-out predictions may cost n^2 each.
 _LOOK, _ROWS, _FEWEST_LOOKED, _PRODUCT = 200, 2000, 50, 2e9
 # The model has learned nothing if it explains no more than this share of the variance, or if its

@@ -28,10 +28,10 @@ _TARGETS = 3
 # weights that is the same for all.
 # A tenth is as good as .3 and .03 on six drawn problems of 10 to 32 columns.
 _FEWEST_COLUMNS, _MOST_COLUMNS, _EQUAL = 3, 500, 0.1
-# Seconds of a time budget below which simple models are not asked.
+# Seconds of a time budget below which simple models are not fitted.
 _SECONDS = 1.0
 # Up to this many columns are permuted one by one, more of them in blocks; a block whose rise of the
-# error is below this share of the largest matters to no reader of the relevance.
+# error is below this share of the largest counts as irrelevant.
 _FEW_COLUMNS, _OF_LARGEST = 60, 0.003
 # Held-out errors have to fall by this many standard errors.
 _CLEAR = 3.0
@@ -107,7 +107,7 @@ def simple_signals(X: np.ndarray, Y: np.ndarray, seed: int = 0) -> list[Signal]:
         early_stopping=False,
         random_state=seed,  # or scikit-learn would draw one from the global generator
     )
-    # A far entry would leave nothing of its column to a straight line.
+    # An outlier would dominate its column in a linear model.
     centre, spread = column_moments(X[:n], robust=True)
     Z = (limited(X) - centre) / spread
     # A second thread of OpenMP would outlive the call, and stop forked children.

@@ -61,9 +61,9 @@ _OF_RELEVANT, _FAR = (1 / 4, 1 / 2, 1.0, 2.0), 4.0
 _SHARES = (0.05, 0.01)
 # Noise variances in units of the target's mean square.
 _NOISE = (1.0, 0.1, 0.01)
-# Seconds of a time budget below which simple models are not asked, and starts not trained.
+# Seconds of a time budget below which simple models are not fitted, and starts not trained.
 _TIME_FOR_MODELS, _TIME_FOR_TRAINING = 1.0, 0.3
-# Fewest columns for which it is worth asking which of them matter.
+# Fewest columns for which it is worth estimating which matter.
 _FEWEST_COLUMNS = 2
 # A model has found the signal if it explains this share of what a simple model explains.
 _FOUND = 0.3
@@ -176,7 +176,7 @@ def choose_start(
     max_iter : int, optional
         A limit of training, which holds for each start, too.
     keep_steps : bool, default=True
-        Whether the start is where its few steps have led. If not, they only tell which start is
+        Whether the start is where its few steps have led. If not, they only show which start is
         better: noisy gradients do not hold a position on a ridge that exact ones have reached.
     ask : callable, optional
         Stands for `simple_signals`, for example if several kernels on the same rows share them.
@@ -393,7 +393,7 @@ class _Search:
 
         A column that adds little to others may look like noise while their length scales are
         wrong. Its own then grows, and with it the distance to any slope: only a comparison of
-        likelihoods tells that the column matters now.
+        likelihoods shows that the column matters now.
         """
         part, lengths, d = self._rows(_TRAINED), self._layout.lengths, len(self._layout.columns)
         several = lengths is not None and lengths.stop - lengths.start == d > 1

@@ -67,7 +67,7 @@ def exact_start(
         several, one of which is the kernel's own.
     """
     problem = replace(problem.to(torch.float64), keep=True)
-    # Where training on all rows follows, a start need not follow ridges to their end.
+    # If training on all rows follows, a start need not reach the end of a ridge.
     gain = None if precise else _START_GAIN
     settings = StageSettings(
         QuasiNewton(final_gain=gain),

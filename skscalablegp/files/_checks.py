@@ -1,6 +1,6 @@
 """What the values in a file have to be: the shapes of arrays, the types of fields, sane kernels.
 
-A file with right checksums can still have been written by a stranger. The tables here are by the
+A file with right checksums can still come from an untrusted source. The tables here are by the
 names of attributes, which mean the same in all classes. What they do not list has any shape.
 """
 

@@ -1,4 +1,4 @@
-"""JSON of strangers, read with limits: what a text costs is known before it is parsed."""
+"""Untrusted JSON, read with limits: the cost of a text is known before it is parsed."""
 
 from __future__ import annotations
 

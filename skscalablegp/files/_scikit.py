@@ -208,7 +208,7 @@ def _refilled(value: dict, parts: dict) -> dict:
     return new
 
 
-# ------------------------------------------------------------------ what strangers write
+# ------------------------------------------------------------------ untrusted archives
 
 
 def _check_archive(raw: bytes) -> None:

@@ -20,7 +20,7 @@ from ._unseen import Trial, Unseen, conclude
 _LEFT_OUT = 10_000
 # Shares of the remaining time: for the fits without held-out rows; then for the noise model.
 _FOR_TRIAL, _FOR_NOISE = 0.85, 0.5
-# Parameters that have no effect if no rows were left out.
+# Parameters that have no effect without held-out rows.
 _OF_NOISE = ("residuals", "validation_fraction", "noise_estimator", "tails")
 
 
@@ -225,7 +225,7 @@ class HeteroscedasticRegressor(NoisyRegressorBase):
             unseen = Unseen(run, X, y, known, self.residuals, held, _LEFT_OUT, common=False)
             trial, late = self._rounds(fresh, unseen, refits, run)
             self._report_residuals(trial, unseen, run)
-            # Meanwhile callbacks see the model that has been judged.
+            # Meanwhile callbacks receive the model that has been evaluated.
             trial = unseen.refitted(trial, lambda model, _: model._finish(self._learned))
             self._finish(replace(self._learned, inner=trial.inner))
             self._conclude(trial, late, run)
@@ -279,7 +279,7 @@ class HeteroscedasticRegressor(NoisyRegressorBase):
         squares = np.square(errors) / total
         model = level(squares)
         logs, late = np.full(len(rows), model.level), []
-        # A mean without one row alone would tell the row's target. Without means of folds, the
+        # A mean without one row alone would reveal the row's target. Without means of folds, the
         # columns and the standard deviation are the only features.
         use = np.isfinite(left.feature_mean)
         sees_mean = bool(use.sum() >= FEWEST_ROWS)

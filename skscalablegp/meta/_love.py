@@ -214,7 +214,7 @@ class LOVEPredictor(MetaRegressorBase):
             run.chose("dtype", _dtype(inner), "the regressor's")
             why = "above half of the full rank, exact variances cost no more"
             run.chose("max_variance_rank", min(AUTO_RANK, form.full // 2), why)
-            # The target as the posterior sees it.
+            # The target in the units of the posterior.
             process = fitted_process(inner)
             scale = _unit(targets, found, process.y_mean, process.y_std)
             made = self._grown(inner, form, held, probes, scale, run)

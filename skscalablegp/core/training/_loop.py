@@ -287,7 +287,7 @@ def train(  # noqa: PLR0913 (the settings of one training)
         else:
             optimum = optimizer.maximize(run, start, bounds, max_iter, metric)
         metric = optimum.metric
-        # Only optimisers with a metric can tell which of their iterates is best.
+        # Only optimisers with a metric know which of their iterates is best.
         run.chosen = None if metric is None else optimum.theta
         if optimizer.exact_only and not any(np.array_equal(optimum.theta, t) for t in run.iterates):
             # A callable may return a point at which it has not evaluated the objective.

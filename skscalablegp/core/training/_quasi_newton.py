@@ -139,7 +139,7 @@ class QuasiNewton(BaseEstimator, Optimizer):
             B, fresh = _update(B, s, y, fresh), False
             gain = new_value - value
             theta, value, grad = new_theta, new_value, new_grad
-            # A shortened step does not tell how much is left to gain.
+            # A shortened step does not show how much can still be gained.
             least = self.tol * max(abs(value), _SMALLEST_GAIN)
             small = small + 1 if whole and gain < least else 0
             if small == 2:
@@ -155,7 +155,7 @@ class QuasiNewton(BaseEstimator, Optimizer):
         """The predicted gain at which steps with the Fisher information end."""
         if self.final_gain is not None:
             return self.final_gain
-        # Few hyperparameters are worth the last digits, which people compare.
+        # With few hyperparameters the last digits cost little, and users compare them.
         few = self.tol * max(abs(value), _SMALLEST_GAIN)
         return few if p <= _FEW_PARAMETERS else _PRECISE * self.gain_tol
 
@@ -239,7 +239,7 @@ def _update(B: np.ndarray, s: np.ndarray, y: np.ndarray, fresh: bool) -> np.ndar
     """The BFGS update of the inverse Hessian of the negative objective."""
     curvature = float(s @ y)
     square = float(y @ y)
-    # Slopes whose square underflows do not tell the curvature.
+    # Slopes whose square underflows do not determine the curvature.
     if square == 0 or curvature <= 1e-10 * float(np.linalg.norm(s)) * math.sqrt(square):
         return B
     if fresh:

@@ -191,7 +191,7 @@ class SparseMixin:
         if not (training.plan.whole or run.stopped or stepper.settled):
             n_steps, reason = train_batches(stepper, run)
             known = float(training.rows.noise.max()) >= KNOWN_NOISE
-            # The held-out rows know nothing of a user's priors.
+            # The density of held-out rows does not contain a user's priors.
             free = noise and stepper.belief.closed and not training.model.kernel.log_prior
             if free and not (known or run.stopped):
                 with run.stage("noise", optional=True):

@@ -297,8 +297,8 @@ class NNGPRegressor(GPRegressorBase):
         self, problem: GPProblem, settings: NeighborPlan, result: TrainingResult, run: FitRun
     ) -> TrainingResult:
         """Choose the number of neighbours and scale the kernel, by leave-one-out."""
-        # Predictions of the rows in the training objective are too good to tell the scale. They
-        # still tell which number of neighbours is better.
+        # Predictions of the rows in the training objective are too good to determine the scale.
+        # They still show which number of neighbours is better.
         n, seen = len(problem.X), self._seen if self.objective == "leave_one_out" else ()
         others = torch.as_tensor(np.setdiff1d(np.arange(n), seen))
         auto, scaled = self.n_neighbors == "auto", self.calibrate and len(others) > 0
