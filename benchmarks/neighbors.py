@@ -8,7 +8,9 @@
 Seconds are of the processor. "drawn" is a sum of 2^14 random Fourier functions of ten columns whose
 covariance is a Matern function (nu = 3/2), and noise of a tenth of its standard deviation; there
 ``--models true`` has the true hyperparameters and --true-neighbors rows. --more-neighbors repeats
-the predictions of the fitted hyperparameters with other numbers of neighbours.
+the predictions of the fitted hyperparameters with other numbers of neighbours, and --more-inducing
+also with inducing points. --held-out N predicts N of the training rows of a UCI set, which are held
+out, in place of its test rows.
 """
 
 import argparse
@@ -42,11 +44,14 @@ def main(argv=None):
             given = dict(optimizer=None, n_neighbors=args.true_neighbors, n_centers=1)
             models["true"] = NNGPRegressor(kernel, random_state=args.seed, **given)
         if "fitted" in models:
-            models |= {f"fitted, {m} neighbors": m for m in args.more_neighbors}
+            models |= {f"fitted, {m} neighbors": (m, "auto") for m in args.more_neighbors}
+            pairs = [(m, q) for m in args.more_neighbors for q in args.more_inducing]
+            models |= {f"fitted, {m} neighbors, {q} inducing": (m, q) for m, q in pairs}
         for kind, model in models.items():
-            if isinstance(model, int):
-                known = models["fitted"]
-                given = dict(optimizer=None, normalize_y=True, n_neighbors=model, n_centers=1)
+            if isinstance(model, tuple):
+                known, (m, q) = models["fitted"], model
+                given = dict(optimizer=None, normalize_y=True, n_centers=1)
+                given |= dict(n_neighbors=m, n_inducing=q)
                 model = NNGPRegressor(known.kernel_, random_state=args.seed, **given)
             start = time.process_time(), time.perf_counter()
             model.fit(X, y)
@@ -55,6 +60,7 @@ def main(argv=None):
             predicted = time.process_time() - fitted[0]
             facts = dict(
                 n_neighbors=model.n_neighbors_,
+                n_inducing=model.n_inducing_,
                 n_iter=model.n_iter_,
                 status=model.fit_report_.status,
                 seconds={k: round(v, 2) for k, v in model.fit_report_.seconds.items()},
@@ -67,6 +73,7 @@ def main(argv=None):
                 table=name,
                 model=kind,
                 split=args.split,
+                rows="held out of the training rows" if args.held_out else "test",
                 n_train=len(X),
                 n_test=len(X_test),
                 n_features=X.shape[1],
@@ -89,13 +96,17 @@ def main(argv=None):
 
 def table(name, args):
     """Training and test rows, their targets, and the kernel that they were drawn from, if any."""
+    from sklearn.model_selection import train_test_split
     from uci import flights, load
 
     if name == "flights":
         return *flights(args.n_train or 317_346, args.n_test, args.seed), None
     if name == "drawn":
         return drawn(args)
-    return *load(name, args.split, args.n_train, args.seed), None
+    X, X_test, y, y_test = load(name, args.split, args.n_train, args.seed)
+    if args.held_out:
+        return *train_test_split(X, y, test_size=args.held_out, random_state=args.seed), None
+    return X, X_test, y, y_test, None
 
 
 def drawn(args):
@@ -135,6 +146,10 @@ def parse_args(argv):
     parser.add_argument("--models", nargs="+", default=["fitted"], choices=["fitted", "true"])
     parser.add_argument("--true-neighbors", type=int, default=2000, metavar="M")
     parser.add_argument("--more-neighbors", nargs="*", default=[], type=int, metavar="M")
+    parser.add_argument("--more-inducing", nargs="*", default=[], type=int, metavar="Q")
+    parser.add_argument(
+        "--held-out", type=int, default=0, metavar="N", help="training rows as test"
+    )
     parser.add_argument("--set", action="append", default=[], type=setting, metavar="PARAM=VALUE")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=1)

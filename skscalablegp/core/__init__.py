@@ -30,6 +30,7 @@ from ._prediction import GPPredictionBase
 from ._regressor import GPRegressorBase, TableRegressorBase
 from ._report import STATUSES, FitReport
 from ._run import FitRun, Run, reporting_only
+from ._selection import INDUCING_METHODS, candidates, select_inducing
 from ._signal import asked_once, input_weights
 from ._stages import (
     best_of,

@@ -311,7 +311,7 @@ PARAMETERS: dict[str, list[Any]] = {
     "max_iter": [_COUNT, _AUTO],
     "max_epochs": [_COUNT, _AUTO],
     "batch_size": [_COUNT, _AUTO],
-    "objective": [StrOptions({"leave_one_out", "blocks", "subset"})],
+    "objective": [StrOptions({"leave_one_out", "blocks", "subset", "vecchia"})],
     "inference": [StrOptions({"auto", "exact", "stochastic"})],
     "optimize_inducing": ["boolean"],
     "early_stopping": ["boolean", _AUTO],

@@ -230,6 +230,12 @@ ROWS = [
         stands_for_its_class=True,
     ),
     Row(
+        "nngp-inducing",
+        NNGPRegressor(n_neighbors=8, n_inducing=6, objective="vecchia", subset_size=15),
+        search={"n_inducing": [4, 6]},
+        limit={"max_iter": 1},
+    ),
+    Row(
         "nngp-subset",
         NNGPRegressor(n_neighbors=10, objective="subset", subset_size=20),
         limit={"max_iter": 1},

@@ -16,6 +16,7 @@ REAL_PATHS = (
     "poe-experts",
     "poe-separate",
     "nngp-neighbours",
+    "nngp-inducing",
     "nngp-subset",
     "rff-few",
     "ssrff-truncated",

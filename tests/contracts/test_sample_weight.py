@@ -49,6 +49,9 @@ MODELS = {
     "natural": IterativeGPRegressor(optimizer="natural", solver="cg", **SETTINGS),
     "truncated": RRCGRegressor(**METHOD),
     "neighbours": NNGPRegressor(n_neighbors=8, n_centers=12, subset_size=None, **SETTINGS),
+    "inducing points and neighbours": NNGPRegressor(
+        n_neighbors=8, n_inducing=6, objective="vecchia", subset_size=None, **SETTINGS
+    ),
     "blocks": NNGPRegressor(
         n_neighbors=8, n_centers=12, objective="blocks", subset_size=None, **SETTINGS
     ),

@@ -5,6 +5,8 @@ LOCAL = "models/neighbors/_local.py"
 METRIC = "models/neighbors/_metric.py"
 POSTERIOR = "models/neighbors/_posterior.py"
 OBJECTIVES = "models/neighbors/_objectives.py"
+FULL_SCALE = "models/neighbors/_full_scale.py"
+SHARED = "tests/models/neighbors/test_full_scale.py"
 
 MUTANTS = [
     (
@@ -83,5 +85,75 @@ MUTANTS = [
         "variance * factor + known / counts",
         "variance * factor",
         f"{TESTS} -k known_noise",
+    ),
+    (
+        "neighbours predict the whole process, not the residual one",
+        FULL_SCALE,
+        "found = condition(K - V @ V.mT, noise, Y)",
+        "found = condition(K, noise, Y)",
+        f"{SHARED} -k factorised",
+    ),
+    (
+        "weights keep their prior variance",
+        LOCAL,
+        "found[1] = found[1] + shared.half(h).square().sum(1)",
+        "found[1] = found[1] + h.square().sum(1)",
+        f"{SHARED} -k joint_process",
+    ),
+    (
+        "the mean forgets the inducing points",
+        LOCAL,
+        "found[0] = found[0] + V[:, -1].double() @ shared.mean",
+        "found[0] = found[0]",
+        f"{SHARED} -k joint_process",
+    ),
+    (
+        "rows left out keep their share in the weights",
+        LOCAL,
+        "mean, total = without_own(Y, found.mean, found.variance - found.own, found.own + noise)",
+        "mean, total = found.mean, found.variance + noise",
+        f"{SHARED} -k exact_process",
+    ),
+    (
+        "joint predictions do not share the weights",
+        LOCAL,
+        "right = own if shared is None else torch.cat([own, shared.half(H[order])], 1)",
+        "right = own",
+        f"{SHARED} -k exact_process",
+    ),
+    (
+        "the slope forgets that inducing points move all rows",
+        FULL_SCALE,
+        "        if not self.rows.shape[1]:\n            return total",
+        "        if True:\n            return total",
+        f"{SHARED} -k gradients",
+    ),
+    (
+        "the slope forgets the determinant of the weights' precision",
+        FULL_SCALE,
+        "by_h = r @ belief.mean.mT - t * spread / d[:, None]",
+        "by_h = r @ belief.mean.mT",
+        f"{SHARED} -k gradients",
+    ),
+    (
+        "the determinant of the weights' precision counts once for all targets",
+        FULL_SCALE,
+        "value = t * log_det + sums.square",
+        "value = t * sums.log_det + 2 * float(factor.diagonal().log().sum()) + sums.square",
+        f"{SHARED} -k exact_likelihood",
+    ),
+    (
+        "added rows leave the weights as they were",
+        "models/neighbors/_nngp.py",
+        "                if self._inducing is not None:\n                    run.finish",
+        "                if False:\n                    run.finish",
+        f"{SHARED} -k added_rows",
+    ),
+    (
+        "another kernel keeps the weights of the trained one",
+        "models/neighbors/_nngp.py",
+        "        if torch.allclose(at.cpu(), theta.cpu(), rtol=1e-12):",
+        "        if True:",
+        f"{SHARED} -k exact_process",
     ),
 ]

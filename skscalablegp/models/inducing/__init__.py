@@ -4,6 +4,5 @@ from ._bound import KernelValues, NaturalBelief, WhitenedBelief, Whitening, vari
 from ._classifier import SVGPClassifier
 from ._collapsed import collapsed_bound, problem_blocks
 from ._posterior import InducingPosterior
-from ._selection import INDUCING_METHODS, select_inducing
 from ._sgpr import SGPRRegressor
 from ._svgp import SVGPRegressor

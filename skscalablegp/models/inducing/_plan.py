@@ -10,6 +10,7 @@ import torch
 
 from ..._validation import check_points, resolve_dtype
 from ...core import (
+    INDUCING_METHODS,
     SMALL_TABLE,
     Choice,
     MemoryNeed,
@@ -24,7 +25,6 @@ from ...core import (
 )
 from ...core.training import Optimizer, resolve_optimizer
 from ._collapsed import BLOCK_ROWS
-from ._selection import INDUCING_METHODS
 from ._stepper import SparseModel, SparseSettings
 
 # Number of inducing points on large tables.

@@ -17,11 +17,13 @@ from ...core import (
     StageSettings,
     TableRegressorBase,
     best_of,
+    candidates,
     compared_start,
     exact_start,
     random_rows,
     rows_for,
     rows_to_check,
+    select_inducing,
     warn_if_rough,
 )
 from ...core.data import Table, column_spread, far_rows
@@ -37,7 +39,6 @@ from ._bound import NaturalBelief
 from ._collapsed import BLOCK_ROWS, InducingGradient, check_noise, collapsed_bound, problem_blocks
 from ._plan import CollapsedPlan, plan_collapsed
 from ._posterior import InducingPosterior
-from ._selection import candidates, select_inducing
 from ._training import START_ROWS, START_STEPS, point_units
 
 

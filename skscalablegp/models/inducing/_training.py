@@ -10,14 +10,13 @@ from typing import Any
 import torch
 from torch import Generator, Tensor
 
-from ...core import FitRun, random_rows
+from ...core import FitRun, candidates, random_rows, select_inducing
 from ...core.data import column_spread, far_rows
 from ...core.training import TrainingStep, train_steps
 from ...kernels import TorchKernel
 from ._bound import NaturalBelief, WhitenedBelief, Whitening, variational_bound
 from ._collapsed import collapsed_bound
 from ._plan import SparsePlan
-from ._selection import candidates, select_inducing
 from ._stepper import SparseFit, SparseModel, SparseRows, SparseSettings, SparseStepper
 
 # Rows of the start's exact likelihood.

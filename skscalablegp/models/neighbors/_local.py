@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -10,6 +11,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from ...core.posteriors import without_own
 from ...linalg.blocks import look_up
 from ...linalg.gradients import GPProblem
 from ...linalg.operators import kernel_of_sets, slope
@@ -99,10 +101,26 @@ def gather(
     return torch.cat([Z, X[:, None]], 1), noise, problem.Y[near]
 
 
-def _starts(n: int, m: int, device: torch.device) -> tuple[range, int]:
+def starts(n: int, m: int, device: torch.device) -> tuple[range, int]:
     """Where batches of n systems of m equations begin, and how many systems a batch has."""
     step = max(1, (_CPU_BLOCK if device.type == "cpu" else _GPU_BLOCK) // (m + 1) ** 2)
     return range(0, n, step), step
+
+
+class Shared(ABC):
+    """A process of a few weights v, u(x)' v, that all rows share; see `FullScale`."""
+
+    rows: Float[Tensor, "n q"]
+    rest: Float[Tensor, "n t"]
+    mean: Float[Tensor, "q t"]
+
+    @abstractmethod
+    def features(self, X: Float[Tensor, "b d"]) -> Float[Tensor, "b q"]:
+        """u(x)."""
+
+    @abstractmethod
+    def half(self, h: Float[Tensor, "b q"]) -> Float[Tensor, "b q"]:
+        """B with B B' the posterior covariance of h' v."""
 
 
 class Predicted(NamedTuple):
@@ -116,11 +134,14 @@ class Predicted(NamedTuple):
     surprise : Tensor of shape (b,)
         Mean squared standardised error of the nearest rows, each given the nearer ones; one on
         average if the kernel and the noise suit the neighbourhood. Only with `errors`.
+    own : Tensor of shape (b,)
+        The part of the variance that is not due to the process which all rows share.
     """
 
     mean: Float[Tensor, "b t"]
     variance: Float[Tensor, " b"]
     surprise: Float[Tensor, " b"]
+    own: Float[Tensor, " b"]
 
 
 def predict(
@@ -130,40 +151,77 @@ def predict(
     near: Int[Tensor, "b m"],
     dtype: torch.dtype,
     errors: bool = True,
+    shared: Shared | None = None,
 ) -> Predicted:
     """Rows given their neighbours, which are in the order of their distances.
 
     Rows whose variance single precision cannot resolve are computed again in double precision. With
     `errors`, so are those for which it cannot resolve the variance of one of the nearest rows given
-    the nearer ones.
+    the nearer ones. With a process that all rows share, the neighbours predict what it leaves.
     """
 
-    def answer(X: Tensor, near: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+    def answer(X: Tensor, near: Tensor, dtype: torch.dtype) -> tuple[Tensor, ...]:
         Z, noise, Y = gather(problem, theta, X, near)
         K = kernel_of_sets(problem.kernel, theta, Z, dtype)
+        prior, V = K[:, -1, -1].clone(), None
+        if shared is not None:
+            Y = shared.rest[near]
+            V = _features_of_sets(shared, X, near).to(dtype)
+            K.baddbmm_(V, V.mT, alpha=-1)
         given = condition(K, noise.to(dtype), Y.to(dtype))
         squares = given.half[:, :NEAREST, 1:].square().mean((1, 2))
-        found = tuple(part.double() for part in (given.mean, given.variance, squares))
+        parts = (given.mean, given.variance, squares, given.variance)
+        found = [part.double() for part in parts]
+        if shared is not None and V is not None:
+            found[0] = found[0] + V[:, -1].double() @ shared.mean
+            h = _left_of_features(given, V).double()
+            found[1] = found[1] + shared.half(h).square().sum(1)
         if dtype == torch.float32:
-            lost = given.failed | ~(given.variance >= _RESOLVED * given.prior)
+            lost = given.failed | ~(given.variance >= _RESOLVED * prior)
             if errors:
                 own = given.factor.diagonal(dim1=1, dim2=2)[:, :NEAREST].square()
-                lost |= ~(own >= _RESOLVED * given.prior[:, None]).all(1)
+                lost |= ~(own >= _RESOLVED * prior[:, None]).all(1)
             if lost.any():
                 for part, again in zip(
                     found, answer(X[lost], near[lost], torch.float64), strict=True
                 ):
                     part[lost] = again
-        return found
+        return tuple(found)
 
-    starts, step = _starts(len(X), near.shape[1], X.device)
+    begin, step = starts(len(X), near.shape[1], X.device)
     with torch.no_grad():
         parts = map_in_order(
             lambda start: answer(X[start : start + step], near[start : start + step], dtype),
-            starts,
+            begin,
             X.device,
         )
         return Predicted(*map(torch.cat, zip(*parts, strict=True)))
+
+
+def _features_of_sets(
+    shared: Shared, X: Float[Tensor, "b d"], near: Int[Tensor, "b m"]
+) -> Float[Tensor, "b k q"]:
+    """u at neighbours, and at the row itself as the last."""
+    return torch.cat([shared.rows[near], shared.features(X)[:, None]], 1)
+
+
+def _left_of_features(given: Given, V: Float[Tensor, "b k q"]) -> Float[Tensor, "b q"]:
+    """u(x) less the same combination of the neighbours' u as the mean takes of their targets."""
+    w = torch.linalg.solve_triangular(given.factor.mT, given.half[:, :, :1], upper=True)
+    return V[:, -1] - (w.mT @ V[:, :-1])[:, 0]
+
+
+def left_out_moments(
+    found: Predicted, Y: Float[Tensor, "b t"], noise: Float[Tensor, " b"]
+) -> tuple[Float[Tensor, "b t"], Float[Tensor, " b"]]:
+    """Means and latent variances of training rows, which neighbours without them predict.
+
+    Each row's own target is taken out of the posterior of the weights that all rows share, to which
+    it has contributed one observation of variance `own` plus noise. This is exact if all other rows
+    are neighbours.
+    """
+    mean, total = without_own(Y, found.mean, found.variance - found.own, found.own + noise)
+    return mean, total - noise
 
 
 def chain(
@@ -174,13 +232,15 @@ def chain(
     order: Int[Tensor, " b"],
     earlier: Int[Tensor, "b c"],
     counts: Bool[Tensor, "b c"],
-) -> Float[Tensor, "b b"]:
+    shared: Shared | None = None,
+) -> Float[Tensor, "b s"]:
     r"""A factor of the rows' joint posterior covariance, by Vecchia's approximation.
 
     Given its training neighbours, each row i is a regression on some earlier new rows j:
     f_i = sum_j a_ij f_j + sqrt(d_i) e_i. The factor is (I - A)^-1 diag(sqrt(d)). It is exact if the
     neighbours are all training rows and every earlier row counts. Vecchia (1988); Katzfuss and
-    Guinness (2021), section 3.
+    Guinness (2021), section 3. Weights v that all rows share add h_i' v to row i, with h_i what the
+    regression leaves of u(x_i); the factor then has a column for each weight, too.
 
     Parameters
     ----------
@@ -193,23 +253,33 @@ def chain(
     """
     m, A = near.shape[1], torch.zeros(len(X), len(X), dtype=X.dtype, device=X.device)
     d = X.new_empty(len(X))
-    starts, step = _starts(len(X), m + earlier.shape[1], X.device)
+    U = None if shared is None else shared.features(X)
+    H = X.new_empty(len(X), 0 if U is None else U.shape[1])
+    begin, step = starts(len(X), m + earlier.shape[1], X.device)
     with torch.no_grad():
-        for start in starts:
+        for start in begin:
             rows = slice(start, start + step)
             Z, noise, Y = gather(problem, theta, X[rows], near[rows])
             Z = torch.cat([Z[:, :-1], X[earlier[rows]], Z[:, -1:]], 1)
             K = kernel_of_sets(problem.kernel, theta, Z, X.dtype)
+            V, prior = None, K[:, -1, -1:]
+            if shared is not None and U is not None:
+                V = torch.cat([shared.rows[near[rows]], U[earlier[rows]], U[rows, None]], 1)
+                K = K - V @ V.mT
             # Huge noise leaves a row out; tiny noise keeps rows that appear twice from being
             # singular.
-            free = K[:, -1, -1:] * torch.where(counts[rows], _SAME, 1 / _SAME)
+            free = prior * torch.where(counts[rows], _SAME, 1 / _SAME)
             nothing = Y.new_zeros(*free.shape, Y.shape[2])
             found = condition(K, torch.cat([noise, free], 1), torch.cat([Y, nothing], 1))
             w = torch.linalg.solve_triangular(found.factor.mT, found.half[:, :, :1], upper=True)
             A[rows].scatter_add_(1, earlier[rows], torch.where(counts[rows], w[:, m:, 0], 0.0))
             d[rows] = found.variance.clamp_min(0)
+            if V is not None:
+                H[rows] = _left_of_features(found, V)
         steps = torch.eye(len(X), dtype=X.dtype, device=X.device) - A[order][:, order]
-        half = torch.linalg.solve_triangular(steps, d[order].sqrt().diag(), upper=False)
+        own = d[order].sqrt().diag()
+        right = own if shared is None else torch.cat([own, shared.half(H[order])], 1)
+        half = torch.linalg.solve_triangular(steps, right, upper=False)
         out = torch.empty_like(half)
         out[order] = half
     return out
@@ -295,7 +365,7 @@ def _mean_and_slope(
     eval_gradient: bool,
 ) -> tuple[float, Float[Tensor, " p"] | None]:
     """The mean over rows of what `part` gives: a value, and a function to differentiate."""
-    starts, step = _starts(len(rows), near.shape[1], rows.device)
+    begin, step = starts(len(rows), near.shape[1], rows.device)
 
     def one(start: int) -> tuple[float, Tensor | None]:
         look_up()
@@ -304,6 +374,6 @@ def _mean_and_slope(
             value, slopes = part(at, rows[start : start + step], near[start : start + step])
         return value, slope(slopes, at) if eval_gradient else None
 
-    values, grads = zip(*map_in_order(one, starts, rows.device), strict=True)
+    values, grads = zip(*map_in_order(one, begin, rows.device), strict=True)
     n = len(rows)
     return sum(values) / n, sum(grads) / n if eval_gradient else None

@@ -6,13 +6,15 @@ import math
 from dataclasses import replace
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from jaxtyping import Float, Int
 from scipy.optimize import minimize_scalar
 from torch import Tensor
 
-from ...linalg.gradients import GPProblem, GradientEstimate, GradientEstimator
-from ._local import blocks, left_out, predict
+from ...linalg.gradients import GPProblem, GradientEstimate, GradientEstimator, GradientState
+from ._full_scale import Earlier, FullScale, earlier_rows, inducing_rows
+from ._local import Shared, blocks, left_out, left_out_moments, predict
 from ._metric import Index, Metric, others_near
 
 # The logarithm of the largest factor by which a kernel is scaled.
@@ -59,6 +61,50 @@ class LocalGradient(GradientEstimator):
         value, grad = VALUES[self.objective](problem, theta, self.centres, state.extra["near"])
         n = len(problem.X)
         return GradientEstimate(n * grad, n * value), state
+
+
+class FullScaleGradient(GradientEstimator):
+    """The likelihood of all rows by the full-scale Vecchia approximation.
+
+    The order of the rows, their neighbours and the inducing points are those of the first
+    hyperparameters, so that the objective is a smooth function.
+
+    Parameters
+    ----------
+    n_inducing : int
+        Zero for Vecchia's approximation itself.
+    n_neighbors : int
+        Neighbours among the rows before each row.
+    seed : int
+        Of the order and of the inducing points.
+    """
+
+    exact = True
+
+    def __init__(self, n_inducing, n_neighbors, seed):
+        self.n_inducing, self.n_neighbors, self.seed = n_inducing, n_neighbors, seed
+
+    def prepared(
+        self, problem: GPProblem, theta: Float[Tensor, " p"], state: GradientState
+    ) -> GradientState:
+        """The state with inducing points and neighbours, chosen at theta if it has none."""
+        extra = dict(state.extra)
+        if "inducing" not in extra:
+            chosen = np.zeros(0, dtype=int)
+            if self.n_inducing:
+                chosen = inducing_rows(problem, theta, self.n_inducing, self.seed)
+            extra["inducing"] = torch.as_tensor(chosen)
+        if "near" not in extra:
+            points = Metric(problem.kernel, theta, problem.X).points
+            extra["near"] = earlier_rows(points, self.n_neighbors, self.seed).near
+        return replace(state, extra=extra)
+
+    def estimate(self, problem, theta, state):
+        state = self.prepared(problem, theta, state)
+        process = FullScale(problem, theta, state.extra["inducing"])
+        earlier = Earlier.of(state.extra["near"].cpu().numpy(), self.seed)
+        value, grad = process.likelihood(earlier)
+        return GradientEstimate(grad, value), state
 
 
 class Scaled(NamedTuple):
@@ -116,6 +162,7 @@ class Scales:
         dtype: torch.dtype,
         scaled: bool = True,
         local: bool = True,
+        shared: Shared | None = None,
     ) -> Scaled:
         """The number, and the power of local errors, with the highest log density of rows.
 
@@ -125,12 +172,16 @@ class Scales:
         """
         problem, theta = self._problem, self._theta
         X = problem.X[rows]
-        mean, variance, surprise = predict(problem, theta, X, near, dtype, scaled and local)
+        predicted = predict(problem, theta, X, near, dtype, scaled and local, shared)
+        mean, variance, surprise = predicted[:3]
         # A kernel without noise predicts copies of other rows without any variance.
         floor = torch.finfo(torch.float32).eps * problem.kernel.diag(theta, X)
         white, t = problem.kernel.noise(theta, X), problem.Y.shape[1]
         known = 0.0 if problem.extra_noise is None else problem.extra_noise[rows]
         counts = 1.0 if problem.repeats is None else problem.repeats.counts[rows]
+        if shared is not None:
+            noise = (white + known) / counts
+            mean, variance = left_out_moments(predicted, problem.Y[rows], noise)
         variance = torch.maximum(variance + white / counts, floor)
         error = (problem.Y[rows] - mean).square().mean(1)
 

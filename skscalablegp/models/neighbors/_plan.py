@@ -30,8 +30,16 @@ _NEIGHBORS, _MORE_NEIGHBORS = 200, 400
 _START, _SUBSET = 1000, 3000
 # Rows up to which "auto" predicts in double precision.
 _DOUBLE_ROWS = 10_000
+# Neighbours of a row among the rows before it, in the likelihood of all rows.
+_EARLIER = 30
 # Parameters of a model that is trained and has neighbours.
-_OF_NEIGHBORS = ("objective", "calibrate", "local_scale", "subset_size", "n_centers")
+_OF_NEIGHBORS = (
+    "objective",
+    "calibrate",
+    "local_scale",
+    "subset_size",
+    "n_centers",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,12 +48,14 @@ class NeighborPlan(Plan):
 
     Attributes
     ----------
-    n_neighbors, dtype, subset_size : Choice
+    n_neighbors, dtype, subset_size, n_inducing : Choice
         Of the parameters. As many neighbours as rows are the exact process, which has no subset.
     compared : tuple of int
         Numbers of neighbours among which the calibration chooses.
     n_rows : int
         Number of rows whose density training maximises.
+    n_earlier : int
+        Neighbours of a row among the rows before it, in the likelihood of all rows.
     stages : StageSettings
     training : Plan
         Of training on these rows.
@@ -57,6 +67,8 @@ class NeighborPlan(Plan):
     subset_size: Choice | None = None
     compared: tuple[int, ...] = ()
     n_rows: int = 0
+    n_earlier: int = 0
+    n_inducing: Choice | None = None
     training: Plan = Plan()
 
 
@@ -86,30 +98,39 @@ def plan(
             **instead(n, why, "use a smaller n_neighbors"),
             **only_float64(params, why),
         )
-        return all_rows.ignoring(*_OF_NEIGHBORS, because=why)
+        return all_rows.ignoring(*_OF_NEIGHBORS, "n_inducing", because=why)
     exact, size = params.objective == "subset", params.subset_size
     if is_auto(size) or (exact and size is None):
         size = _SUBSET if exact else rows_for(d, _START)
     size = None if size is None else min(size, n)
-    n_rows = size if exact else min(params.n_centers, n)
+    whole = params.objective == "vecchia"
+    n_rows = size if exact else n if whole else min(params.n_centers, n)
     subsets = Subsets.of(start_rows(n_rows, d) if exact else size)
     stages = replace(stages, subsets=subsets)
     dtype = str(resolve_dtype(params.dtype, n, threshold=_DOUBLE_ROWS)).removeprefix("torch.")
     compared = (neighbors.value,)
     if is_auto(params.n_neighbors):
         compared = (neighbors.value, min(_MORE_NEIGHBORS, n - 1))
+    why = "more neighbours cost less for the same density of held-out rows"
+    inducing = resolve(params.n_inducing, 0, why)
+    inducing = inducing._replace(value=min(inducing.value, n))
     made = NeighborPlan(
         n_neighbors=neighbors,
+        n_inducing=inducing,
+        n_earlier=min(_EARLIER, neighbors.value),
         dtype=Choice(dtype, rows),
         subset_size=Choice(size, f"{rows}: an exact start saves steps"),
         compared=compared,
         n_rows=n_rows,
         stages=stages,
         training=plan_stages(stages, True, n_rows if exact else n, n_params, _OF_NEIGHBORS),
-        needs=(_search_tree(n, d, n_targets, size),),
+        needs=(_search_tree(n, d, n_targets, size), _features(n, inducing.value)),
     )
-    why = "the exact likelihood of a subset has no neighbourhoods"
-    return made.ignoring("n_centers", because=why) if exact else made
+    if exact:
+        why = "the exact likelihood of a subset has no neighbourhoods"
+        return made.ignoring("n_centers", because=why)
+    why = "the objective is the likelihood of all rows"
+    return made.ignoring("n_centers", because=why) if whole else made
 
 
 def _search_tree(n: int, d: int, n_targets: int, size: int | None) -> MemoryNeed:
@@ -117,4 +138,12 @@ def _search_tree(n: int, d: int, n_targets: int, size: int | None) -> MemoryNeed
         8 * n * (4 * d + n_targets) + 24 * (size or 0) ** 2,
         f"A search tree of {n:,} rows and an exact start on subset_size={size} rows",
         "use a smaller subset_size, or fewer rows",
+    )
+
+
+def _features(n: int, n_inducing: int) -> MemoryNeed:
+    return MemoryNeed(
+        8 * n * n_inducing,
+        f"{n:,} rows at n_inducing={n_inducing} inducing points",
+        "use a smaller n_inducing",
     )

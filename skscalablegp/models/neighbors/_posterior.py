@@ -21,8 +21,9 @@ from ...core.posteriors import (
     prior_draws,
     reported_variance,
 )
+from ...kernels import NotExportable
 from ...linalg.gradients import GPProblem
-from ._local import chain, predict
+from ._local import Predicted, Shared, chain, left_out_moments, predict
 from ._metric import Index, Metric, others_near
 from ._module import NeighborDraws, NeighborModule
 from ._objectives import local_factor
@@ -49,6 +50,8 @@ class NeighborPosterior(Posterior):
         Power of `local_factor`, by which variances and noise are multiplied.
     scale : float, default=1
         Factor by which the kernel was multiplied after the power had been chosen.
+    shared : Shared or None, default=None
+        A process that all rows share; neighbours then predict what it leaves.
     """
 
     def __init__(
@@ -59,15 +62,17 @@ class NeighborPosterior(Posterior):
         precision: torch.dtype,
         power: float = 0.0,
         scale: float = 1.0,
+        shared: Shared | None = None,
     ):
         self._problem, self._theta, self._m = problem, theta, n_neighbors
+        self._shared = shared
         self._precision, self._power, self._scale = precision, power, scale
         self._metric = Metric(problem.kernel, theta, problem.X)
         self._index = Index(self._metric.points)
         # New rows are taken in double precision, so that differences between close rows keep their
         # digits.
         self.dtype, self.device = torch.float64, problem.X.device
-        self.width = 4 * n_neighbors
+        self.width = 4 * n_neighbors + (0 if shared is None else 2 * len(shared.mean))
 
     def plus(self, problem: GPProblem, n_new: int) -> NeighborPosterior:
         """The posterior after `n_new` rows were added, which are the last rows of `problem`."""
@@ -89,27 +94,31 @@ class NeighborPosterior(Posterior):
         return self._moments(X, self._near(X))
 
     def _moments(self, X: Float[Tensor, "b d"], near: Int[Tensor, "b k"]) -> Moments:
-        mean, variance, factor = self._alone(X, near)
-        return Moments(mean, factor * variance, factor * self._white(X))
+        found, factor = self._alone(X, near)
+        return Moments(found.mean, factor * found.variance, factor * self._white(X))
 
     def _alone(
         self, X: Float[Tensor, "b d"], near: Int[Tensor, "b k"]
-    ) -> tuple[Float[Tensor, "b t"], Float[Tensor, " b"], Float[Tensor, " b"] | float]:
-        """Means, variances, and the factors by which variances and noise are multiplied."""
+    ) -> tuple[Predicted, Float[Tensor, " b"] | float]:
+        """Predictions, and the factors by which variances and noise are multiplied."""
         local = self._power > 0
-        found = predict(self._problem, self._theta, X, near, self._precision, local)
+        settings = self._precision, local, self._shared
+        found = predict(self._problem, self._theta, X, near, *settings)
         # Errors are measured in the units of the kernel with which the power was chosen.
         surprise = self._scale * found.surprise
         factor = local_factor(surprise, self._power) if local else 1.0
         prior = self._problem.kernel.diag(self._theta, X)
-        return found.mean, reported_variance(found.variance, prior), factor
+        return found._replace(variance=reported_variance(found.variance, prior)), factor
 
     def leave_one_out(self, rows, X, Y, known) -> MeanAndVariance:
         """Each row given its nearest others, at the cost of a prediction."""
         near = others_near(self._index, self._metric(X), rows, self._m)
-        mean, variance, factor = self._alone(X, near)
+        found, factor = self._alone(X, near)
+        mean, variance, white = found.mean, found.variance, self._white(X)
+        if self._shared is not None:
+            mean, variance = left_out_moments(found, Y, white + known)
         # Known noise is not multiplied.
-        return mean, factor * (variance + self._white(X)) + known
+        return mean, factor * (variance + white) + known
 
     def _white(self, X: Float[Tensor, "b d"]) -> Float[Tensor, " b"]:
         """The variance of the kernel's white noise in training."""
@@ -120,6 +129,11 @@ class NeighborPosterior(Posterior):
 
     def module(self, with_variance: bool = True) -> PosteriorModule:
         """With all training rows, among which it searches one by one."""
+        if self._shared is not None:
+            raise NotExportable(
+                "Neighbours with inducing points have no form as a torch module: fit "
+                "NNGPRegressor with n_inducing='auto', which takes none."
+            )
         settings = self._m, self._power, self._scale
         return NeighborModule(self._problem, self._theta, self._metric, *settings)
 
@@ -144,11 +158,11 @@ class NeighborPosterior(Posterior):
 
     def _mean_and_half(
         self, X: Float[Tensor, "b d"]
-    ) -> tuple[Float[Tensor, "b t"], Float[Tensor, "b b"]]:
+    ) -> tuple[Float[Tensor, "b t"], Float[Tensor, "b s"]]:
         """The mean, and a matrix B with covariance B B'; O(b^3 / 3)."""
         near = self._near(X)
         mean, variance, _ = self._moments(X, near)
-        half = chain(self._problem, self._theta, X, near, *self._earlier(X))
+        half = chain(self._problem, self._theta, X, near, *self._earlier(X), self._shared)
         length = half.norm(dim=1)
         scale = torch.where(length > 0, variance.sqrt() / length.clamp_min(1e-300), 0.0)
         return mean, half * scale[:, None]
@@ -177,6 +191,7 @@ class NeighborPosterior(Posterior):
     def sample(self, X: Rows, n_samples: int, random_state: np.random.RandomState) -> Draws:
         mean, half = self._mean_and_half(X)
         t = mean.shape[1]
-        white = torch.as_tensor(random_state.standard_normal((2, len(X), t * n_samples)))
-        noisy = self.noise(X).sqrt()[:, None] * white[1].to(X)
-        return mean[:, :, None] + (half @ white[0].to(X) + noisy).reshape(len(X), t, n_samples)
+        n, m = half.shape
+        white = torch.as_tensor(random_state.standard_normal((n + m, t * n_samples)))
+        noisy = self.noise(X).sqrt()[:, None] * white[m:].to(X)
+        return mean[:, :, None] + (half @ white[:m].to(X) + noisy).reshape(n, t, n_samples)

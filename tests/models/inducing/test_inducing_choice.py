@@ -5,8 +5,8 @@ import torch
 from oracles import generator, normal
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel, DotProduct
 
+from skscalablegp.core import INDUCING_METHODS, select_inducing
 from skscalablegp.kernels import compile_kernel
-from skscalablegp.models.inducing import INDUCING_METHODS, select_inducing
 
 
 def left_over(kernel, X, chosen):

@@ -7,8 +7,8 @@ import torch
 from jaxtyping import Float, Float64, Int
 from torch import Generator, Tensor
 
-from ...core import random_rows
-from ...kernels import TorchKernel
+from ..kernels import TorchKernel
+from .data import random_rows
 
 INDUCING_METHODS = ("kmeans++", "conditional_variance", "random")
 

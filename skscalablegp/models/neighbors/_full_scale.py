@@ -1,0 +1,359 @@
+"""Full-scale Vecchia: inducing points for what all rows share, neighbours for the rest."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Int
+from scipy.spatial import cKDTree
+from torch import Tensor
+
+from ...core import candidates, select_inducing
+from ...kernels import TorchKernel
+from ...linalg.blocks import look_up
+from ...linalg.gradients import GPProblem
+from ...linalg.operators import kernel_of_sets, slope
+from ...linalg.parallel import map_in_order
+from ...linalg.solvers import cholesky_with_jitter
+from ._local import Shared, condition, gather, starts
+
+# Rows whose features are computed at a time.
+_FEATURE_ROWS = 4096
+# Jitter of the inducing points' own covariance, relative to its mean diagonal entry. The residual
+# process has what it takes away.
+_JITTER = 1e-10
+# The neighbours of rows i to (1 + _GROWTH) i in the order are searched among the first i.
+_GROWTH = 0.5
+# Noise that leaves a neighbour out, relative to the prior variance.
+_LEFT_OUT = 1e12
+# Smallest conditional variance, relative to the prior variance.
+_LEAST = 1e-15
+
+
+class Earlier(NamedTuple):
+    """An order of all rows, and for each row neighbours among those before it.
+
+    Attributes
+    ----------
+    rows : Tensor of shape (n,)
+        The numbers of the rows in the order.
+    near : Tensor of shape (n, k)
+        The numbers of their neighbours.
+    counts : Tensor of bool of shape (n, k)
+        Which of the neighbours count; the first k rows have fewer.
+    """
+
+    rows: Int[Tensor, " n"]
+    near: Int[Tensor, "n k"]
+    counts: Bool[Tensor, "n k"]
+
+    @classmethod
+    def of(cls, near: Int[np.ndarray, "n k"], seed: int) -> Earlier:
+        """The same neighbours again, in the order of this seed."""
+        n, k = near.shape
+        counts = np.arange(k) < np.arange(n)[:, None]
+        return cls(*map(torch.as_tensor, (_order(n, seed), near, counts)))
+
+
+def _order(n: int, seed: int) -> Int[np.ndarray, " n"]:
+    return np.random.RandomState(seed).permutation(n)
+
+
+def earlier_rows(points: Float[np.ndarray, "n q"], k: int, seed: int) -> Earlier:
+    """Up to k neighbours of each row among those before it, in a random order.
+
+    The first k + 1 rows are given all rows before them. The others are searched for in k-d trees
+    of a growing number of first rows, at least two thirds of the rows before them.
+    """
+    n = len(points)
+    order, k = _order(n, seed), min(k, n - 1)
+    place = np.arange(n)[:, None]
+    near = np.broadcast_to(np.arange(k), (n, k)).copy()
+    counts = near < place
+    done = k + 1
+    while done < n:
+        look_up()
+        some = slice(done, min(n, done + max(1, int(_GROWTH * done))))
+        tree = cKDTree(points[order[:done]])
+        wanted, workers = points[order[some]], torch.get_num_threads()
+        near[some] = tree.query(wanted, np.arange(1, k + 1), workers=workers)[1]
+        done = some.stop
+    # A row that does not count must not be the row itself.
+    near[:k][~counts[:k]] = k
+    return Earlier.of(order[near], seed)
+
+
+def inducing_rows(
+    problem: GPProblem, theta: Float[Tensor, " p"], q: int, seed: int
+) -> Int[np.ndarray, " q"]:
+    """Numbers of rows that become inducing points, drawn by their distances (k-means++)."""
+    generator = torch.Generator().manual_seed(seed)
+    rows = candidates(len(problem.X), np.zeros(0, dtype=int), q, generator)
+    X = problem.X[rows.to(problem.X.device)]
+    chosen = select_inducing(problem.kernel, theta, X, q, "kmeans++", generator)
+    return rows[chosen].numpy()
+
+
+def factor_of(
+    kernel: TorchKernel, theta: Float[Tensor, " p"], Z: Float[Tensor, "q d"]
+) -> Float[Tensor, "q q"]:
+    """L, the Cholesky factor of k(Z, Z); u(x) = L^-1 k(Z, x). Differentiable in theta."""
+    K = kernel.cross(theta, Z, Z)
+    if not len(Z):
+        return K
+    added = _JITTER * K.detach().diagonal().mean()
+    K = K + added * torch.eye(len(Z), dtype=K.dtype, device=K.device)
+    if K.requires_grad:
+        return torch.linalg.cholesky(K)
+    return cholesky_with_jitter(K)[0]
+
+
+class Sums(NamedTuple):
+    """Sums over rows from which the likelihood and the posterior of v follow.
+
+    Attributes
+    ----------
+    precision : Tensor of shape (q, q)
+        I + sum h h' / d.
+    linear : Tensor of shape (q, t)
+        sum h e' / d.
+    log_det, square : float
+        sum log d and sum |e|^2 / d.
+    """
+
+    precision: Float[Tensor, "q q"]
+    linear: Float[Tensor, "q t"]
+    log_det: float
+    square: float
+
+
+class _Steps(NamedTuple):
+    """What b rows are given the rows before them: y = w' y_near + h' v + e, var(e) = d."""
+
+    e: Float[Tensor, "b t"]
+    h: Float[Tensor, "b q"]
+    d: Float[Tensor, " b"]
+    w: Float[Tensor, "b k"]
+    factor: Float[Tensor, "b k k"]
+    V: Float[Tensor, "b m q"]
+    Y: Float[Tensor, "b k t"]
+
+
+class FullScale:
+    r"""The full-scale Vecchia approximation of one regression at some hyperparameters.
+
+    f(x) = u(x)' v + r(x), with v ~ N(0, I) and u(x) = L^-1 k(Z, x) for inducing points Z, where
+    L L' = k(Z, Z). The residual process r and the noise have covariance
+    k(x, x') - u(x)' u(x') + noise, which Vecchia's approximation factorises: row i is a regression
+    on k rows N(i) before it, with weights w_i and variance d_i. With e_i = y_i - w_i' y_N and
+    h_i = u_i - U_N' w_i, given the targets v has the precision P = I + sum h_i h_i' / d_i and the
+    mean P^-1 sum h_i e_i / d_i. Gyger, Furrer and Sigrist (2025), sections 2 and 3.
+
+    Parameters
+    ----------
+    problem : GPProblem
+        All training rows.
+    theta : Tensor of shape (p,)
+    inducing : Tensor of shape (q,)
+        Numbers of the rows that are inducing points.
+
+    Attributes
+    ----------
+    rows : Tensor of shape (n, q)
+        u at all training rows.
+    targets : Tensor of shape (n, t)
+    """
+
+    def __init__(self, problem: GPProblem, theta: Float[Tensor, " p"], inducing: Int[Tensor, " q"]):
+        self._problem, self._theta, self.targets = problem, theta.detach(), problem.Y
+        self._Z = problem.X[inducing.to(problem.X.device)]
+        with torch.no_grad():
+            self._factor = factor_of(problem.kernel, self._theta, self._Z)
+        self.rows = self.features(problem.X)
+
+    def features(self, X: Float[Tensor, "b d"]) -> Float[Tensor, "b q"]:
+        """u at some rows; O(b q^2)."""
+        with torch.no_grad():
+            return torch.cat(list(map_in_order(self._features, X.split(_FEATURE_ROWS), X.device)))
+
+    def _features(self, X: Tensor) -> Tensor:
+        return _solved(self._factor, self._problem.kernel.cross(self._theta, self._Z, X))
+
+    def _step(self, theta: Tensor, earlier: Earlier, some: slice) -> tuple[_Steps, Tensor, Tensor]:
+        """Some rows given those before them, the kernel's matrices, and the noise in them."""
+        problem, rows = self._problem, earlier.rows[some].to(self.rows.device)
+        near = earlier.near[some].to(rows)
+        Z, noise, Y = gather(problem, theta, problem.X[rows], near)
+        own = problem.noise(theta, rows)
+        K = kernel_of_sets(problem.kernel, theta, Z, Z.dtype)
+        prior = K.detach()[:, -1, -1]
+        noise = torch.where(earlier.counts[some].to(rows.device), noise, _LEFT_OUT * prior[:, None])
+        with torch.no_grad():
+            V = torch.cat([self.rows[near], self.rows[rows][:, None]], 1)
+            found = condition(K - V @ V.mT, noise, Y)
+            w = torch.linalg.solve_triangular(found.factor.mT, found.half[:, :, :1], upper=True)
+            e = problem.Y[rows] - (w.mT @ Y)[:, 0]
+            h = V[:, -1] - (w.mT @ V[:, :-1])[:, 0]
+            d = torch.maximum(found.variance + own, _LEAST * prior)
+        steps = _Steps(e, h, d, w[:, :, 0], found.factor, V, Y)
+        return steps, K, torch.cat([noise, own[:, None]], 1)
+
+    def _parts(self, earlier: Earlier) -> list[slice]:
+        n, (begin, size) = (
+            len(earlier.rows),
+            starts(len(earlier.rows), earlier.near.shape[1], self.rows.device),
+        )
+        return [slice(start, min(start + size, n)) for start in begin]
+
+    def sums(self, earlier: Earlier) -> Sums:
+        """O(n (k^3 + k^2 q + q^2))."""
+
+        def part(some: slice) -> tuple[Tensor, Tensor, float, float]:
+            look_up()
+            with torch.no_grad():
+                e, h, d = self._step(self._theta, earlier, some)[0][:3]
+            scaled = h / d[:, None]
+            square = float((e.square() / d[:, None]).sum())
+            return scaled.mT @ h, scaled.mT @ e, float(d.log().sum()), square
+
+        q, t = self.rows.shape[1], self._problem.Y.shape[1]
+        precision = torch.eye(q, dtype=self.rows.dtype, device=self.rows.device)
+        linear, log_det, square = self.rows.new_zeros(q, t), 0.0, 0.0
+        for found in map_in_order(part, self._parts(earlier), self.rows.device):
+            precision += found[0]
+            linear += found[1]
+            log_det, square = log_det + found[2], square + found[3]
+        return Sums(precision, linear, log_det, square)
+
+    def posterior(self, earlier: Earlier) -> Belief:
+        """The posterior of v given all targets."""
+        sums = self.sums(earlier)
+        factor = torch.linalg.cholesky(sums.precision) if len(sums.precision) else sums.precision
+        return Belief(_solved_twice(sums.linear, factor), factor)
+
+    def likelihood(
+        self, earlier: Earlier, eval_gradient: bool = True
+    ) -> tuple[float, Float[Tensor, " p"] | None]:
+        r"""log p(Y), summed over targets, and its gradient.
+
+        -1/2 [t sum log d + t log|P| + sum |e|^2 / d - tr(b' P b)] - n t / 2 log 2 pi, with b the
+        mean of v. The gradient has the same cost.
+        """
+        sums, (n, t) = self.sums(earlier), self._problem.Y.shape
+        factor = torch.linalg.cholesky(sums.precision) if len(sums.precision) else sums.precision
+        b = _solved_twice(sums.linear, factor)
+        log_det = sums.log_det + 2 * float(factor.diagonal().log().sum())
+        value = t * log_det + sums.square - float((sums.linear * b).sum())
+        value = -0.5 * (value + n * t * math.log(2 * math.pi))
+        more, grad = self._problem.repeated(self._theta, eval_gradient)
+        if eval_gradient:
+            grad = grad + self._gradient(earlier, Belief(b, factor)).cpu()
+        return value + more, grad if eval_gradient else None
+
+    def _gradient(self, earlier: Earlier, belief: Belief) -> Float[Tensor, " p"]:
+        def part(some: slice) -> tuple[Tensor, Tensor, Tensor]:
+            look_up()
+            with torch.enable_grad():
+                at = self._theta.clone().requires_grad_()
+                steps, K, noise = self._step(at, earlier, some)
+                left, right, slopes = _adjoints(steps, belief)
+                value = (left[:, None] @ K @ right[:, :, None]).sum() + (left * right * noise).sum()
+                everything = torch.cat([earlier.near[some], earlier.rows[some, None]], 1)
+                return slope(value, at), everything.flatten(), slopes.flatten(0, 1)
+
+        total, by_rows = torch.zeros_like(self._theta), torch.zeros_like(self.rows)
+        for one, rows, slopes in map_in_order(part, self._parts(earlier), self.rows.device):
+            total += one
+            by_rows.index_add_(0, rows.to(by_rows.device), slopes)
+        if not self.rows.shape[1]:
+            return total
+
+        def of_features(start: int) -> Tensor:
+            look_up()
+            some = slice(start, start + _FEATURE_ROWS)
+            with torch.enable_grad():
+                at, kernel = self._theta.clone().requires_grad_(), self._problem.kernel
+                factor = factor_of(kernel, at, self._Z)
+                U = _solved(factor, kernel.cross(at, self._Z, self._problem.X[some]))
+                return slope((by_rows[some] * U).sum(), at)
+
+        begin = range(0, len(self.rows), _FEATURE_ROWS)
+        return total + sum(map_in_order(of_features, begin, self.rows.device))
+
+
+class Belief(NamedTuple):
+    """The posterior of v: its mean (q, t), and the Cholesky factor of its precision (q, q)."""
+
+    mean: Float[Tensor, "q t"]
+    factor: Float[Tensor, "q q"]
+
+
+class SharedWeights(Shared):
+    """The process u(x)' v that all rows share, with v given all targets.
+
+    Parameters
+    ----------
+    process : FullScale
+    belief : Belief
+
+    Attributes
+    ----------
+    rows : Tensor of shape (n, q)
+        u at all training rows.
+    mean : Tensor of shape (q, t)
+        The mean of v.
+    rest : Tensor of shape (n, t)
+        The targets less the mean of u' v.
+    """
+
+    def __init__(self, process: FullScale, belief: Belief):
+        self._process, self.belief = process, belief
+        self.rows, self.mean = process.rows, belief.mean
+        self.rest = process.targets - self.rows @ self.mean
+
+    def features(self, X: Float[Tensor, "b d"]) -> Float[Tensor, "b q"]:
+        """u(x)."""
+        return self._process.features(X)
+
+    def half(self, h: Float[Tensor, "b q"]) -> Float[Tensor, "b q"]:
+        """B with B B' the covariance of h' v."""
+        return _solved(self.belief.factor, h.mT)
+
+
+def _solved(factor: Float[Tensor, "q q"], B: Float[Tensor, "q b"]) -> Float[Tensor, "b q"]:
+    """(L^-1 B)'."""
+    return torch.linalg.solve_triangular(factor, B, upper=False).mT
+
+
+def _solved_twice(B: Float[Tensor, "q t"], factor: Float[Tensor, "q q"]) -> Float[Tensor, "q t"]:
+    return torch.cholesky_solve(B, factor) if len(B) else B
+
+
+def _adjoints(steps: _Steps, belief: Belief) -> tuple[Tensor, Tensor, Tensor]:
+    """Derivatives of the log likelihood by each row's step.
+
+    Returns
+    -------
+    left, right : Tensor of shape (b, k + 1)
+        The derivative by the set's covariance matrix, noise included, is left right'.
+    slopes : Tensor of shape (b, k + 1, q)
+        The derivative by u at the rows of the set, which the residual's covariance contains, too.
+    """
+    e, h, d, w, factor, V, Y = steps
+    with torch.no_grad():
+        r = (e - h @ belief.mean) / d[:, None]
+        spread = _solved_twice(h.mT, belief.factor).mT
+        t = e.shape[1]
+        by_d = -0.5 * (t / d - r.square().sum(1) - t * (spread * h).sum(1) / d.square())
+        by_h = r @ belief.mean.mT - t * spread / d[:, None]
+        by_weights = Y @ -r[:, :, None] + V[:, :-1] @ by_h[:, :, None]
+        z = torch.cholesky_solve(by_weights, factor)[:, :, 0]
+        left = torch.cat([w, -torch.ones_like(d)[:, None]], 1)
+        right = by_d[:, None] * left
+        right[:, :-1] += z
+        inner = (right[:, None] @ V)[:, 0] + by_h
+        slopes = right[:, :, None] * h[:, None] - left[:, :, None] * inner[:, None]
+    return left, right, slopes
