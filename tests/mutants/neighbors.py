@@ -145,7 +145,7 @@ MUTANTS = [
     (
         "added rows leave the weights as they were",
         "models/neighbors/_nngp.py",
-        "                if self._inducing is not None:\n                    run.finish",
+        "                if self.n_inducing_:\n                    run.finish",
         "                if False:\n                    run.finish",
         f"{SHARED} -k added_rows",
     ),

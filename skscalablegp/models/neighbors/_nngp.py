@@ -235,6 +235,9 @@ class NNGPRegressor(GPRegressorBase):
     True
     """
 
+    # Seed of the order of the rows, if the rows before a row matter.
+    _order_seed = 0
+
     def __init__(  # noqa: PLR0913 (one for each setting)
         self,
         kernel=None,
@@ -434,7 +437,8 @@ class NNGPRegressor(GPRegressorBase):
     def partial_fit(self, X, y, noise_variance=None, sample_weight=None) -> NNGPRegressor:
         """Add rows to the model; the hyperparameters and the target's scale stay as they are.
 
-        Costs O(n) for n rows, which takes milliseconds. The first call is a `fit`.
+        Costs O(n) for n rows, which takes milliseconds. With inducing points, which remain the same
+        rows, the posterior of their weights is computed anew. The first call is a `fit`.
 
         Parameters
         ----------
@@ -475,7 +479,12 @@ class NNGPRegressor(GPRegressorBase):
                 self._remember(before.plus(self._trained_problem(), len(more.X)))
             else:
                 self._exact, self.dtype_ = None, precision
-                if self._inducing is not None:
+                if self._inducing is None:  # A small table has been an exact process until now.
+                    self.n_inducing_, self._n_earlier = (
+                        settings.n_inducing.value,
+                        settings.n_earlier,
+                    )
+                if self.n_inducing_:
                     run.finish("inducing points", self._shared_again)
                 self._remember(run.finish("index", self._build_posterior))
             if self._kind == "vecchia":

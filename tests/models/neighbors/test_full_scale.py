@@ -287,3 +287,14 @@ def test_plans():
     assert (few.n_inducing.value, few.n_earlier) == (40, 9)
     small = plan(NNGPRegressor(n_inducing=50), 40, 4, Machine(), n_params=6)
     assert small.exact_instead and "n_inducing" in small.without_effect
+
+
+def test_added_rows_make_a_small_table_large(monkeypatch):
+    monkeypatch.setattr("skscalablegp.models.neighbors._plan.small_table_rows", lambda params: 100)
+    X, y, X_new = table(120)
+    ours = model(n_neighbors="auto", n_inducing=30, normalize_y=False).fit(X[:90], y[:90])
+    assert ours.n_inducing_ == 0
+    ours.partial_fit(X[90:], y[90:])
+    assert ours.n_inducing_ == 30
+    exact = GaussianProcessRegressor(KERNEL, optimizer=None).fit(X, y)
+    assert_allclose(ours.predict(X_new), exact.predict(X_new), atol=0.05)
