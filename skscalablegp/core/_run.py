@@ -74,16 +74,22 @@ _FAR, _FEW_ROWS = 10.0, 20
 _UNDER_WAY: ContextVar[tuple[str, ...]] = ContextVar("fits under way", default=())
 # Whether the next fit leaves its warnings to an outer fit, which reads its report.
 _REPORTS_ONLY: ContextVar[bool] = ContextVar("fits that only report", default=False)
+# Whether the next fit leaves the comparison with simple models to an outer fit.
+_UNCHECKED: ContextVar[bool] = ContextVar("fits that are judged by an outer one", default=False)
 
 
 @contextmanager
-def reporting_only() -> Iterator[None]:
-    """Fits in this block do not warn, because the outer fit reads their reports."""
-    token = _REPORTS_ONLY.set(True)
+def reporting_only(judged: bool = False) -> Iterator[None]:
+    """Fits in this block do not warn, because the outer fit reads their reports.
+
+    If held-out rows of the outer fit judge them, they are not compared with simple models either.
+    """
+    tokens = _REPORTS_ONLY.set(True), _UNCHECKED.set(judged)
     try:
         yield
     finally:
-        _REPORTS_ONLY.reset(token)
+        _REPORTS_ONLY.reset(tokens[0])
+        _UNCHECKED.reset(tokens[1])
 
 
 class Run:
@@ -194,6 +200,7 @@ class FitRun(Run):
         self.monitor.log = self._log = FitLog(names)
         # Fits below this one warn as usual, unless their reports are read.
         self._reports_only, self._mode = _REPORTS_ONLY.get(), _REPORTS_ONLY.set(False)
+        self._unchecked, self._outer_check = _UNCHECKED.get(), _UNCHECKED.set(False)
         # Fits need gradients, also inside a user's `torch.no_grad()`, or after an interrupt inside
         # one of torch's own, which can leave it in force.
         self._gradients = torch.is_grad_enabled()
@@ -203,6 +210,7 @@ class FitRun(Run):
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> bool:
         _UNDER_WAY.reset(self._token)
         _REPORTS_ONLY.reset(self._mode)
+        _UNCHECKED.reset(self._outer_check)
         torch.set_grad_enabled(self._gradients)
         try:
             return self._leave(error)
@@ -430,7 +438,7 @@ class FitRun(Run):
         stopped = self.budget.ended == "interrupted" or self.budget.left == 0
         # A regressor below has checked itself, and the report has a sentence of its own.
         told = self._because and self.budget.ended is None
-        if self._table is None or not trained or stopped or told:
+        if self._table is None or self._unchecked or not trained or stopped or told:
             return
         # The model is complete: what ends the check does not end the fit.
         apart = Budget().may_end()

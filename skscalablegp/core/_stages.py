@@ -108,7 +108,7 @@ def fit_hyperparameters(
     name : str, default="full"
         Name of the stage on all rows.
     compare_starts : bool, default=True
-        Whether `theta` is compared with other starts.
+        Whether `theta` is compared with other starts, unless the optimiser begins where it is told.
 
     Returns
     -------
@@ -123,6 +123,7 @@ def fit_hyperparameters(
     """
     plan = plan_training(settings, estimator.exact, len(problem.X))
     subsets, metric, start = settings.subsets, None, None
+    compare_starts = compare_starts and plan.methods[0].compare_starts
     if compare_starts and not settings.follows_scikit_learn:
         chosen = choose_start(problem, theta, run, settings.most_steps, estimator.exact)
         run.reports(start=chosen.describe())

@@ -215,7 +215,7 @@ class AutoGPRegressor(AutoBase, NoisyRegressorBase):
             self._noise_given, known = known is not None, None if known is None else known[:, 0]
             y = np.asarray(y, np.float64)
             run.begin(X, y)
-            tried = candidates(self.members, len(X))
+            tried = candidates(self.members, len(X), self.max_seconds)
             if isinstance(self.members, str):
                 run.chose("members", [each.name for each in tried], f"{len(X):,} rows")
             if len(X) < _FEWEST or not np.ptp(y) > 0:
@@ -284,12 +284,17 @@ class AutoGPRegressor(AutoBase, NoisyRegressorBase):
 
     def _weigh(self, rows: Rows) -> None:
         """Weights of the members so far; the model predicts by them."""
-        common = rows.common([each.judged for each in self._members])
+
+        def weigh(members: np.ndarray, common: np.ndarray) -> list[np.ndarray]:
+            scored, some = rows.held[common], [self._members[k] for k in members]
+            known = 0.0 if rows.known is None else rows.known[scored]
+            means = np.stack([each.mean[common] for each in some])
+            variances = np.stack([each.variance[common] for each in some]) + known
+            return pool_weights(rows.y[scored], means, variances)
+
+        self._weightings, common = self._judged(rows, weigh)
         scored = rows.held[common]
         known = 0.0 if rows.known is None else rows.known[scored]
-        means = np.stack([each.mean[common] for each in self._members])
-        variances = np.stack([each.variance[common] for each in self._members]) + known
-        self._weightings = pool_weights(rows.y[scored], means, variances)
         # Until there is a noise model, the mixture's own errors calibrate it: where errors of
         # members cancel, it is too unsure of itself.
         mean, variance = self._mixed(self._weightings[0], np.flatnonzero(common))
@@ -397,7 +402,7 @@ class AutoGPRegressor(AutoBase, NoisyRegressorBase):
 
     def _explained(self, rows: Rows, refitted: list[str], cut: list[str]) -> str:
         shown = in_words(self.members_, self.weights_.tolist())
-        n, m = len(rows.y), int(rows.common([each.judged for each in self._members]).sum())
+        n, m = len(rows.y), self._n_scored
         how = "folds" if rows.cross_fitted else "held-out rows"
         noise, tails = self._learned.noise, self._learned.tails.name
         said = [f"{shown} by the density of {m:,} of {n:,} rows ({how})"]
@@ -408,7 +413,7 @@ class AutoGPRegressor(AutoBase, NoisyRegressorBase):
             )
         if tails != "normal":
             said.append(f"the errors have {tails} tails")
-        if not rows.cross_fitted:
+        if refitted or not rows.cross_fitted:
             fitted = ", ".join(refitted) if refitted else "no member"
             said.append(f"{fitted} was fitted again to all rows")
         if cut:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -25,7 +27,7 @@ from torch import nn
 from .._validation import check_magnitude, validated
 from ..core import SMALL_TABLE, FitRun, GPModel
 from ..core.training import Budget
-from ._below import fit_below, opened, told_noise, with_kernel
+from ._below import few_threads, fit_below, opened, told_noise, with_kernel
 from ._encoding import TableEncoder
 from ._members import Candidate
 from ._pool import FEWEST_UNIQUE, numbered, occur_once
@@ -296,8 +298,10 @@ class AutoBase:
             begun = run.budget.seconds
             try:
                 fresh = opened(_seeded(candidate.make(kernel), seed), self, run, names)
+                others = not isinstance(fresh, GPModel)
                 with (
                     run.stage(candidate.name),
+                    few_threads(len(rows.y)) if others else nullcontext(),
                     run.budget.may_end(keep=lambda _: bool(self._members), inner=True) as end,
                 ):
                     trial = self._tried(candidate, fresh, rows, share, run)
@@ -327,6 +331,34 @@ class AutoBase:
             raise failure or TimeoutError("no member was fitted")
         return cut
 
+    def _judged(
+        self: Any, rows: Rows, weigh: Callable[[np.ndarray, np.ndarray], list[np.ndarray]]
+    ) -> tuple[list[np.ndarray], np.ndarray]:
+        """Candidates for the weights, the chosen one first, and the rows that chose it.
+
+        Members are compared on rows that all of them have predicted. A slow member without weight
+        there does not limit the rows of the others.
+
+        Parameters
+        ----------
+        rows : Rows
+        weigh : callable
+            ``weigh(members, common)`` gives candidates for the weights of some members (their
+            numbers) by some held-out rows (a mask).
+        """
+        members, judged = np.arange(len(self._members)), np.array([m.judged for m in self._members])
+        while True:
+            common = rows.common(judged[members].tolist())
+            found = weigh(members, common)
+            slowest = judged[members] == judged[members].min()
+            if slowest.all() or found[0][slowest].any():
+                break
+            members = members[~slowest]
+        self._n_scored = int(common.sum())
+        full = np.zeros((len(found), len(self._members)))
+        full[:, members] = found
+        return list(full), common
+
     def _cheapest(self, trial: Trial) -> float:
         """Seconds of a fit of neighbours that trains nothing."""
         untrained = [each.seconds for each in self._members if each.name == "neighbors"]
@@ -353,7 +385,7 @@ class AutoBase:
             raise Late(f"time sufficed to predict {done:,} of {len(rows.held):,} held-out rows")
         if done < len(rows.held):
             notes.append(f"judged by {done:,} of {len(rows.held):,} held-out rows")
-        refits = not notes and candidate.rows is None
+        refits = not fit.note and candidate.rows is None
         return Trial(fit.inner, found, done, "; ".join(notes), refits, fit.seconds)
 
     def _cross_fitted(  # noqa: PLR0913 (a fit and its judge)
@@ -402,7 +434,9 @@ class AutoBase:
             done = done if shares_kernel else len(rows.folds[0][1])
             said = f"judged by {done:,} of {len(every):,} rows"
             note = f"{note}; {said}" if note else said
-        inner = first.inner if inner is None else inner
+        if inner is None:
+            # The fit without the first fold; what time is left at the end may replace it.
+            return Trial(first.inner, found, done, note, not first.note, first.seconds)
         return Trial(inner, found, done, note, False, 0.0)
 
     def _fitted(  # noqa: PLR0913 (a fit with its rows and its time)
@@ -510,7 +544,7 @@ class AutoBase:
             status = "max_seconds"
             names = ", ".join(dict.fromkeys(cut))
             because = f"max_seconds={run.budget.limit:g} was too short for all work on {names}"
-        for name in ("_members", "_notes", "_weights", "_weightings"):
+        for name in ("_members", "_notes", "_weights", "_weightings", "_n_scored"):
             vars(self).pop(name, None)
         run.ended(status, n_iter=len(run.monitor.steps), because=because)
 

@@ -182,8 +182,8 @@ class AutoGPClassifier(AutoBase, MetaEstimatorMixin, GPClassifierBase):
     ['left', 'right']
     """
 
-    # There is no noise model to learn, and a member that was cut is not fitted again.
-    _for_members = 0.75
+    # There is no noise model to learn.
+    _for_members = 0.65
 
     def __init__(  # noqa: PLR0913 (one for each setting)
         self,
@@ -274,18 +274,21 @@ class AutoGPClassifier(AutoBase, MetaEstimatorMixin, GPClassifierBase):
 
     def _weigh(self, rows: Rows) -> None:
         """Weights of the members so far; the model predicts by them."""
-        common = rows.common([each.judged for each in self._members])
-        loss = np.stack([_losses(m.probabilities, rows, common) for m in self._members])
-        single = int(np.argmin(loss.mean(1)))
-        weights = np.eye(len(loss))[single]
-        if len(loss) > 1:
-            mixture = mixture_weights(-loss)
-            mixture = np.where(mixture < LEAST_WEIGHT, 0.0, mixture)
-            mixture = mixture / mixture.sum()
-            pooled = np.tensordot(mixture, [m.probabilities for m in self._members], 1)
-            if clearly_smaller(_losses(pooled, rows, common), loss[single]):
-                weights = mixture
-        self._weights, self.temperature_ = weights, 1.0
+
+        def weigh(members: np.ndarray, common: np.ndarray) -> list[np.ndarray]:
+            found = [self._members[k].probabilities for k in members]
+            loss = np.stack([_losses(each, rows, common) for each in found])
+            single = int(np.argmin(loss.mean(1)))
+            if len(loss) > 1:
+                mixture = mixture_weights(-loss)
+                mixture = np.where(mixture < LEAST_WEIGHT, 0.0, mixture)
+                mixture = mixture / mixture.sum()
+                pooled = np.tensordot(mixture, found, 1)
+                if clearly_smaller(_losses(pooled, rows, common), loss[single]):
+                    return [mixture]
+            return [np.eye(len(loss))[single]]
+
+        self._weights, self.temperature_ = self._judged(rows, weigh)[0][0], 1.0
         self._pool_again(rows)
 
     def _pool_again(self, rows: Rows) -> None:
@@ -334,7 +337,7 @@ class AutoGPClassifier(AutoBase, MetaEstimatorMixin, GPClassifierBase):
         shown = in_words(list(weights), list(weights.values()))
         how = "folds" if rows.cross_fitted else "held-out rows"
         said = [
-            f"{shown} by the log loss of {int(common.sum()):,} of "
+            f"{shown} by the log loss of {self._n_scored:,} of "
             f"{len(rows.y):,} rows ({how}), with temperature {self.temperature_:.2g}"
         ]
         if refitted:

@@ -17,11 +17,12 @@ from sklearn.model_selection import KFold, cross_val_predict
 from sklearn.pipeline import make_pipeline
 from torch import nn
 
-from ..core import fitted_process
+from ..core import fitted_process, reporting_only
 from ..core.data import column_moments
 from ..core.posteriors import Affine
 from ..core.training import QuasiNewton, StopTraining
 from ..models.fourier import RFFRegressor
+from ._below import few_threads
 
 # With fewer rows the noise is constant.
 FEWEST_ROWS = 100
@@ -34,8 +35,9 @@ _FEW_ROWS = 2000
 _DOUBT = 2.0
 # Number added to squares before their logarithm, and floors of the squares under a gamma density.
 _LOG_FLOOR, _GAMMA_FLOORS = 1e-4, (1e-4, 1e-2)
-# Up to this number of rows only the first floor is tried, because fits of few rows should be quick.
-_ONE_FLOOR = 200
+# Up to this number of rows a tree whose leaves have forty of four fifths of the rows has at most
+# four of them, and the Gaussian process is the only candidate.
+_FEWEST_FOR_TREES = 200
 # The Gaussian process of the log squares ends when a step gains less than this, because its own
 # likelihood stands for the density of left-out rows only roughly.
 _GAIN = 1e-4
@@ -190,10 +192,11 @@ def best_noise(
     squares = squares / squares.mean()
     scores: dict[bool, _Score] = {}
     try:
-        for left in _candidates(F, squares, given, random_state, check_time):
-            tried = [_score(squares, (left, float(power))) for power in _POWERS]
-            known = scores.get(left.log_link)
-            scores[left.log_link] = max([known, *tried] if known else tried, key=lambda s: s.gain)
+        with few_threads(len(F)):
+            for left in _candidates(F, squares, given, random_state, check_time):
+                tried = [_score(squares, (left, float(power))) for power in _POWERS]
+                tried += filter(None, [scores.get(left.log_link)])
+                scores[left.log_link] = max(tried, key=lambda s: s.gain)
     except StopTraining:
         # Only one kind of candidates is better than a constant.
         if not scores:
@@ -229,11 +232,12 @@ def _candidates(F, squares, given, random_state, check_time):
     boosting = HistGradientBoostingRegressor(random_state=seed, **_BOOSTING)
     plain = clone(boosting).set_params(learning_rate=0.05)
     gamma = clone(boosting).set_params(loss="gamma", learning_rate=0.03, l2_regularization=1.0)
-    yield from _staged("trees on log squares", plain, F, logs, False, folds, check_time)
-    for floor in _GAMMA_FLOORS[: 1 if n <= _ONE_FLOOR else None]:
-        target = np.maximum(squares, floor)
-        name = f"trees on squares above {floor:g}, gamma loss"
-        yield from _staged(name, gamma, F, target, True, folds, check_time)
+    if n > _FEWEST_FOR_TREES:
+        yield from _staged("trees on log squares", plain, F, logs, False, folds, check_time)
+        for floor in _GAMMA_FLOORS:
+            target = np.maximum(squares, floor)
+            name = f"trees on squares above {floor:g}, gamma loss"
+            yield from _staged(name, gamma, F, target, True, folds, check_time)
     if n <= _FEW_ROWS:
         check_time()
         # A length scale for each feature would follow the noise of few rows. Predictions without a
@@ -247,7 +251,7 @@ def _candidates(F, squares, given, random_state, check_time):
             random_state=seed,
         )
         scaled = scaler.fit_transform(F)
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), reporting_only(judged=True):
             # A length scale at its bound means that the errors have one size everywhere.
             warnings.simplefilter("ignore", ConvergenceWarning)
             process.fit(scaled, logs)

@@ -14,7 +14,7 @@ from skscalablegp.core.training import Monitor
 from skscalablegp.gradients import ExactGradient
 from skscalablegp.kernels import compile_kernel
 from skscalablegp.linalg.gradients import GPProblem
-from skscalablegp.training import LBFGS
+from skscalablegp.training import LBFGS, QuasiNewton
 
 
 def table(n=60):
@@ -144,3 +144,16 @@ def test_a_subset_does_not_end_on_a_plateau():
     X, y = X[:1000], (f + 0.2 * f.std() * noise)[:1000]
     model = PoERegressor(random_state=0).fit(X, y)
     assert model.log_marginal_likelihood_value_ > 100
+
+
+@pytest.mark.parametrize("compares", [True, False])
+def test_an_optimizer_may_begin_where_it_is_told(compares):
+    rng = np.random.default_rng(0)
+    X = rng.uniform(size=(60, 2))
+    y = np.sin(6 * X[:, 0]) + 0.1 * rng.standard_normal(60)
+    kernel = ConstantKernel(2.0) * RBF([0.3, 3.0]) + WhiteKernel(0.05)
+    optimizer = QuasiNewton(compare_starts=compares)
+    gp = IterativeGPRegressor(kernel, optimizer=optimizer, normalize_y=True).fit(X, y)
+    assert ("starts" in gp.fit_report_.seconds) is compares
+    first = gp.history_["theta"][gp.history_["stage"].index("full")]
+    assert np.allclose(first, kernel.theta) is not compares

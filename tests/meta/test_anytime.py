@@ -192,14 +192,48 @@ def test_cut_predictions_judge_by_common_rows(clock):
     assert set(model.members_) == {"line", "slow"}
 
 
-def test_time_for_one_fold_only(clock):
+def test_a_slow_member_without_weight_does_not_limit_the_rows_of_others(clock):
+    X, y = table(MANY)
+    named = [("line", Toy(0)), ("slow", Toy(2, row_seconds=5.4e-2))]
+    model = auto(named, 60.0, MANY_HELD).fit(X, y)
+    assert "of 600 held-out rows" in model.leaderboard_["slow"].note
+    assert model.members_ == ["line"] and "density of 600 of 12,000 rows" in model.explain_
+
+
+@pytest.mark.parametrize("seconds", [3.0, 4.0])
+def test_time_for_one_fold_only(clock, seconds):
+    """The fit without the first fold predicts, or one to all rows where there is time for it."""
     X, y = table(SMALL)
     named = [("slow", Toy(0, fit_seconds=1e-2))]
-    model = auto(named, 4.0).fit(X, y)
+    model = auto(named, seconds).fit(X, y)
     assert len(model.held_out_) == SMALL // 5
-    assert len(model.estimators_[0].rows_) == SMALL - SMALL // 5
+    refitted = seconds == 4.0
+    assert len(model.estimators_[0].rows_) == (SMALL if refitted else SMALL - SMALL // 5)
     unseen_of(model, X, y)
-    assert "judged by 30 of 150 rows" in model.leaderboard_["slow"].note
+    note = "fitted on all rows" if refitted else "fitted without the held-out rows"
+    assert model.leaderboard_["slow"].note == note and "30 of 150 rows" in model.explain_
+
+
+def test_no_member_begins_without_time(clock):
+    X, y = table(BIG)
+    # The first member takes all of the time that members have, and its refit would not end.
+    named = [("first", Toy(0, fit_seconds=2.95e-2)), ("second", Toy(1))]
+    model = auto(named, 100.0).fit(X, y)
+    assert "not begun" in model.leaderboard_["second"].note and model.members_ == ["first"]
+
+
+def test_a_refit_that_is_cut_does_not_predict(clock):
+    X, y = table(BIG)
+
+    class Cut(Toy):
+        def fit(self, X, y):
+            self.cut_ = len(X) == BIG
+            return super().fit(X, y)
+
+    model = auto([("cut", Cut(0))], 1000.0).fit(X, y)
+    assert model.leaderboard_["cut"].note == "fitted without the held-out rows"
+    assert len(model.estimators_[0].rows_) < BIG
+    unseen_of(model, X, y)
 
 
 @pytest.mark.parametrize("n", [SMALL, BIG])

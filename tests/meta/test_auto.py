@@ -230,6 +230,16 @@ class TestAutoGPRegressor:
         model = AutoGPRegressor(members, random_state=0).fit(X, y)
         assert model.members_ == ["linear"]
 
+    def test_variances_of_zero_do_not_decide(self):
+        """A floor that the other rows give: a few rows without any variance have one, too."""
+        rng = np.random.default_rng(0)
+        y, variance = rng.standard_normal(400), np.ones(400)
+        variance[:2] = 0.0
+        scored = np.ones(400, bool)
+        _, found = calibrated(Scaled(None), y, np.zeros(400), variance, scored)
+        loss = negative_log_density(y, np.zeros(400), found)
+        assert found.min() > 0.5 and loss.mean() < 1.6
+
     def test_other_targets_of_equal_rows_are_held_out_rows_like_all(self):
         rng = np.random.default_rng(0)
         places, values = rng.standard_normal((300, 2)), rng.standard_normal(300)

@@ -46,6 +46,8 @@ class Optimizer(Protocol):
     redraws : bool
         Whether the method measures the noise of the gradients itself, and needs the Fisher
         information of random rows.
+    compare_starts : bool
+        Whether a fit compares several starts before the first step.
     deviations : bool
         Whether the method moves the logarithms of standard deviations instead of variances.
     """
@@ -53,6 +55,7 @@ class Optimizer(Protocol):
     exact_only: bool = False
     patient: bool = False
     redraws: bool = False
+    compare_starts: bool = True
     deviations: bool = False
 
     def maximize(

@@ -67,6 +67,9 @@ class QuasiNewton(BaseEstimator, Optimizer):
         hyperparameters have moved far; 0 for none. Many hyperparameters take fewer rows. Only
         fits of this package have it, whose objectives know their rows; O(p m^3) for p
         hyperparameters and m rows.
+    compare_starts : bool, default=True
+        Whether a fit compares several starts before the first step. False begins at the given
+        hyperparameters, for example those of a fit to other rows of the same table.
 
     Notes
     -----
@@ -81,11 +84,13 @@ class QuasiNewton(BaseEstimator, Optimizer):
         gain_tol: float = 0.5,
         final_gain: float | None = None,
         information_rows: int = 300,
+        compare_starts: bool = True,
     ):
         self.tol = tol
         self.gain_tol = gain_tol
         self.final_gain = final_gain
         self.information_rows = information_rows
+        self.compare_starts = compare_starts
 
     def maximize(self, evaluate, theta, bounds, max_iter, metric=None) -> Optimum:  # noqa: C901 (one loop that reads as the algorithm)
         check_number("tol", self.tol)
