@@ -23,6 +23,7 @@ PACKAGE = ROOT / "skscalablegp"
 
 # A layer may import those before it; models may not import one another (below).
 LAYERS = [
+    "storage",
     "ranks",
     "kernels",
     "features",

@@ -4,8 +4,8 @@ A file is in the safetensors format, which many programs read: arrays as tensors
 of the model as JSON in the header. A checksum covers every tensor.
 """
 
+from ..storage import ModelFileError
 from ._classes import register
-from ._errors import ModelFileError
 from ._files import load, save, saved_size
 
 # `load` and `save` are listed by the package itself.

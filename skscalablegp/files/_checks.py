@@ -21,7 +21,7 @@ from .._compat import check_parameters
 from ..core import GPModel
 from ..core.likelihoods import Likelihood
 from ..kernels import compile_kernel
-from ._errors import ModelFileError
+from ..storage import ModelFileError
 
 # Arrays of finite numbers, by the name of the attribute that holds them: sizes in letters, of which
 # equal ones are equal in one object. A dimension with a question mark may be missing, and "class."

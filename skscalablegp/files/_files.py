@@ -2,22 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import sklearn
-import torch
-
-from .. import __version__
-from ._container import Contents, Tensors, opened
-from ._decode import Decoder
-from ._encode import Encoder
-from ._errors import ModelFileError
-from ._json import parse
+from ..storage import Contents, ModelFileError, contents, opened, said_by, structure_of
+from ._decode import ModelDecoder
+from ._encode import ModelEncoder
 
 # The number of the schema that this version writes. Files of all schemas up to it are read.
 SCHEMA = 1
@@ -155,9 +146,9 @@ def load(path: str | os.PathLike[str]):
     written = ""
     try:
         with opened(path) as tensors:
-            structure = _structure(tensors)
+            structure = structure_of(tensors, "skscalablegp", SCHEMA)
             written = ", ".join(f"{name} {v}" for name, v in structure["written_by"].items())
-            decoder = Decoder(tensors, structure["checksums"])
+            decoder = ModelDecoder(tensors, structure["checksums"])
             model = decoder(structure["model"])
             if decoder.used != tensors.names:
                 raise ModelFileError("it has tensors that no part of the model uses")
@@ -165,54 +156,10 @@ def load(path: str | os.PathLike[str]):
     except (OSError, ImportError):
         raise
     except Exception as error:
-        what = (
-            str(error) if isinstance(error, ModelFileError) else f"{type(error).__name__}: {error}"
-        )
-        by = f" It says that it was written by {written:.300}." if written else ""
-        said = " ".join(f"{path} cannot be loaded: {what.rstrip('.'):.500}.{by}".split())
-        raise ModelFileError(said) from error
+        raise said_by(path, error, written, "cannot be loaded") from error
 
 
 def _contents(model: Any, compact: bool) -> Contents:
-    encoder = Encoder(compact)
-    structure = {
-        "schema": SCHEMA,
-        "written_by": {
-            "skscalablegp": __version__,
-            "scikit-learn": sklearn.__version__,
-            "numpy": np.__version__,
-            "torch": torch.__version__.partition("+")[0],
-        },
-        "compact": bool(compact),
-        "model": encoder(model),
-        "checksums": encoder.checksums,
-    }
-    text = json.dumps(structure, separators=(",", ":"), allow_nan=False)
-    metadata = {
-        "format": "skscalablegp",
-        "sha256": hashlib.sha256(text.encode("ascii")).hexdigest(),
-        "structure": text,
-    }
-    return Contents(encoder.tensors, metadata)
-
-
-def _structure(tensors: Tensors) -> dict[str, Any]:
-    """The structure in a file's metadata, of a schema that this version reads."""
-    metadata = tensors.metadata
-    if metadata.get("format") != "skscalablegp" or "structure" not in metadata:
-        raise ModelFileError("it is a file of another program")
-    text = metadata["structure"].encode()
-    if hashlib.sha256(text).hexdigest() != metadata.get("sha256"):
-        raise ModelFileError("its structure does not match its checksum")
-    structure = parse(text, "its structure", tensors.size)
-    if not isinstance(structure, dict) or type(structure.get("schema")) is not int:
-        raise ModelFileError("its structure has no schema")
-    if structure["schema"] > SCHEMA:
-        raise ModelFileError(
-            f"it has schema {structure['schema']}, and this version of skscalablegp reads schemas "
-            f"up to {SCHEMA}: update it. It was written by {structure.get('written_by')!r:.200}"
-        )
-    sums = structure.get("checksums")
-    if not isinstance(sums, dict) or set(sums) != tensors.names:
-        raise ModelFileError("its checksums are not those of its tensors")
-    return structure
+    return contents(
+        "skscalablegp", SCHEMA, ModelEncoder(compact), compact=bool(compact), model=model
+    )

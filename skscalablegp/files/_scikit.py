@@ -10,9 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from ..storage import ModelFileError, parse
 from ._classes import is_registered, name_of
-from ._errors import ModelFileError
-from ._json import parse
 
 # What a file may contain beside scikit-learn's public estimators, NumPy's arrays and Python's
 # containers, which skops knows. Functions among them are called by an estimator's own code only.

@@ -5,7 +5,7 @@ import json
 
 import numpy as np
 
-from skscalablegp.files._container import DTYPES
+from skscalablegp.storage._container import DTYPES
 
 
 class Forged:

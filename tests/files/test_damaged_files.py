@@ -206,5 +206,5 @@ def test_the_fuzzer_notices(tmp_path, monkeypatch):
     monkeypatch.setattr(SVGPRegressor, "predict", lambda self, X: np.full(len(X), np.nan))
     assert outcome(source, good[source])[0] == "failed"
     monkeypatch.setattr(json, "loads", lambda *args, **kwargs: 1 / 0)
-    monkeypatch.setattr("skscalablegp.files._files.ModelFileError", KeyError)
+    monkeypatch.setattr("skscalablegp.files._files.said_by", lambda *args: KeyError())
     assert outcome(source, good[source])[0] == "failed"

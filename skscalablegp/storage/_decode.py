@@ -1,9 +1,11 @@
-"""Numbers, text and arrays of a file: the part of reading that knows no classes."""
+"""From a structure of JSON and tensors to values without classes."""
 
 from __future__ import annotations
 
+from collections import OrderedDict
+from collections.abc import Callable
 from math import prod
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import scipy.sparse
@@ -21,8 +23,8 @@ _BIT_GENERATORS = ("MT19937", "PCG64", "PCG64DXSM", "Philox", "SFC64")
 _SCALARS = ("f8", "f4", "f2", "b1", "i8", "i4", "i2", "i1", "u8", "u4", "u2", "u1")
 
 
-class ArrayDecoder:
-    """Makes numbers, text and arrays from a structure and its tensors.
+class Decoder:
+    """The inverse of `Encoder`: makes the values of a structure, in the same order.
 
     Parameters
     ----------
@@ -35,6 +37,9 @@ class ArrayDecoder:
     used : set of str
         The tensors that have been read.
     """
+
+    # How to make a value of each kind.
+    kinds: ClassVar[dict[str, Callable[[Any, Any, int], Any]]]
 
     def __init__(self, tensors: Tensors, checksums: dict[str, str]):
         self._tensors, self._checksums = tensors, checksums
@@ -66,7 +71,77 @@ class ArrayDecoder:
         return self._tensors.read(name, self._checksums[name])
 
     def __call__(self, node: Any) -> Any:
-        raise NotImplementedError
+        if node is None or type(node) in (bool, int, float, str):
+            return node
+        if type(node) is list:
+            return self._numbered(self._list, node)
+        if len(node) != 1:
+            raise self._error("is described by more than one kind")
+        ((kind, content),) = node.items()
+        if kind in _ATOMS:
+            return _ATOMS[kind](self, content)
+        if kind not in self.kinds:
+            raise self._error(f"is of the unknown kind {kind!r:.40}")
+        return self._numbered(lambda *args: self.kinds[kind](self, *args), content)
+
+    def _numbered(self, make: Callable[[Any, int], Any], content: Any) -> Any:
+        """A value that others may refer to by its number; `make` may put it there earlier."""
+        number = len(self._made)
+        self._made.append(_UNFINISHED)
+        self._made[number] = value = make(content, number)
+        return value
+
+    def _attributes(self, nodes: Any, into: dict[str, Any]) -> dict[str, Any]:
+        for key, node in nodes.items():
+            into[key] = self._inside(key, node)
+        return into
+
+    # ------------------------------------------------------------------ atoms
+
+    def _same(self, number: Any) -> Any:
+        if type(number) is not int or not 0 <= number < len(self._made):
+            raise self._error("refers to a value that does not exist")
+        value = self._made[number]
+        if value is _UNFINISHED:
+            raise self._error("refers to a value that contains it")
+        return value
+
+    # ------------------------------------------------------------------ containers
+
+    def _list(self, nodes: Any, number: int) -> list[Any]:
+        value: list[Any] = []
+        self._made[number] = value
+        for i, node in enumerate(nodes):
+            value.append(self._inside(i, node))
+        return value
+
+    def _tuple(self, nodes: Any, number: int) -> tuple:
+        return tuple(self._all(nodes))
+
+    def _set(self, nodes: Any, number: int) -> set:
+        return set(self._all(nodes))
+
+    def _frozenset(self, nodes: Any, number: int) -> frozenset:
+        return frozenset(self._all(nodes))
+
+    def _dict(self, nodes: Any, number: int) -> dict[str, Any]:
+        value: dict[str, Any] = {}
+        self._made[number] = value
+        return self._attributes(nodes, value)
+
+    def _pairs(self, pairs: Any, number: int) -> dict[Any, Any]:
+        value: dict[Any, Any] = {}
+        self._made[number] = value
+        for key, node in pairs:
+            made = self._inside("key", key)
+            value[made] = self._inside(made, node)
+        return value
+
+    def _ordered(self, content: Any, number: int) -> OrderedDict:
+        (pairs,) = content.values()
+        if "dict" in content:
+            pairs = [[key, node] for key, node in pairs.items()]
+        return OrderedDict(self._pairs(pairs, number))
 
     # ------------------------------------------------------------------ numbers
 
@@ -211,3 +286,34 @@ def _of_objects(values: list[Any], shape: tuple[int, ...]) -> np.ndarray:
     for i, value in enumerate(values):
         flat[i] = value
     return flat.reshape(shape)
+
+
+_UNFINISHED = object()
+
+
+_ATOMS: dict[str, Callable[[Decoder, Any], Any]] = {
+    "same": Decoder._same,
+    "float": Decoder._float,
+    "integer": Decoder._integer,
+    "number": Decoder._number,
+    "slice": Decoder._slice,
+    "ellipsis": lambda decoder, content: ...,
+}
+Decoder.kinds = {
+    "tuple": Decoder._tuple,
+    "set": Decoder._set,
+    "frozenset": Decoder._frozenset,
+    "dict": Decoder._dict,
+    "pairs": Decoder._pairs,
+    "ordered": Decoder._ordered,
+    "numbers": Decoder._packed,
+    "strings": Decoder._strings,
+    "array": Decoder._array,
+    "filled": Decoder._filled_array,
+    "objects": Decoder._objects,
+    "masked": Decoder._masked,
+    "sparse": Decoder._sparse,
+    "torch": Decoder._torch,
+    "random_state": Decoder._random_state,
+    "generator": Decoder._generator,
+}

@@ -1,0 +1,15 @@
+"""Values without classes in files of the safetensors format, written whole and read with suspicion.
+
+Files of models and checkpoints are made of it.
+"""
+
+from ._container import Contents as Contents
+from ._container import Tensors as Tensors
+from ._container import opened as opened
+from ._decode import Decoder as Decoder
+from ._encode import Encoder as Encoder
+from ._errors import ModelFileError as ModelFileError
+from ._json import parse as parse
+from ._structure import contents as contents
+from ._structure import said_by as said_by
+from ._structure import structure_of as structure_of
