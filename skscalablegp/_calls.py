@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import wraps
-from typing import Any, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 F = TypeVar("F", bound=Callable)
 
@@ -27,6 +27,37 @@ def called(way: Way | None) -> Iterator[None]:
         yield
     finally:
         _WAY.reset(token)
+
+
+class Call(NamedTuple):
+    """A call of a public method."""
+
+    method: Callable
+    estimator: Any
+    args: tuple
+    kwargs: dict[str, Any]
+
+
+_PRESENT: ContextVar[Call | None] = ContextVar("present call", default=None)
+
+
+def present_call() -> Call | None:
+    """The innermost call of a `remembered` method under way."""
+    return _PRESENT.get()
+
+
+def remembered(method: F) -> F:
+    """Mark a method whose arguments are looked up while it runs."""
+
+    @wraps(method)
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        token = _PRESENT.set(Call(method, self, args, kwargs))
+        try:
+            return method(self, *args, **kwargs)
+        finally:
+            _PRESENT.reset(token)
+
+    return cast(F, call)
 
 
 def shareable(method: F) -> F:

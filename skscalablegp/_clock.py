@@ -23,3 +23,11 @@ def clock(read: Callable[[], float]) -> Iterator[None]:
         yield
     finally:
         _READ.reset(token)
+
+
+@contextmanager
+def ahead(by: Callable[[], float]) -> Iterator[None]:
+    """Inside the context the clock is ahead of the present one by this many seconds."""
+    read = _READ.get()
+    with clock(lambda: read() + by()):
+        yield

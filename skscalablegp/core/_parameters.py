@@ -139,6 +139,9 @@ n_jobs
 callbacks
     Functions called after each step or score with a `TrainingStep`; training ends when one
     returns a true value.
+checkpoint
+    Folder of a file from which the same fit goes on if its process was killed; the file is
+    removed when the fit has ended.
 verbose
     Whether to show a progress bar.
 
@@ -231,6 +234,7 @@ share_hyperparameters
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from numbers import Integral, Real
 from typing import Any
@@ -338,6 +342,7 @@ PARAMETERS: dict[str, list[Any]] = {
     "dtype": [StrOptions({"auto", "float32", "float64"})],
     "n_jobs": [Integral, None],
     "callbacks": ["array-like", callable, None],
+    "checkpoint": [str, os.PathLike, None],
     "verbose": ["verbose"],
     # The rest.
     "min_noise": [Interval(Real, 0, 10, closed="neither")],

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from contextvars import ContextVar
 from copy import copy, deepcopy
 from functools import cached_property, partial
@@ -31,6 +31,7 @@ from sklearn.exceptions import ConvergenceWarning
 from sklearn.gaussian_process.kernels import Kernel
 from sklearn.utils import check_random_state
 
+from .._calls import present_call
 from .._compat import FitEvents, callbacks_under_way
 from .._devices import check_float64, resolve_device
 from .._named import changed_parameters
@@ -39,12 +40,14 @@ from ..linalg.operators import compiler_for
 from ..linalg.parallel import n_workers
 from ..linalg.solvers import Solution, SolveSummary, Status
 from ..ranks import leading
+from ..storage import ModelFileError
 from ._awkward import (
     assumes_normal_noise,
     columns_that_matter,
     describe_far_targets,
     far_targets,
 )
+from ._checkpoint import Checkpoint, digest_of, parts_of
 from ._edge import more_noise, ours, translated, with_name
 from ._learned import nothing_learned, rows_without_correlation
 from ._log import FitLog
@@ -52,7 +55,7 @@ from ._plan import Choice, Machine, Plan, is_auto
 from ._report import STATUSES, FitReport, at_bounds
 from ._warn import warn_once
 from .data import n_columns
-from .training import Budget, Monitor, StopTraining, TrainingStep
+from .training import Budget, Monitor, StopTraining, TrainingStep, present
 
 T = TypeVar("T")
 
@@ -185,6 +188,8 @@ class FitRun(Run):
         self._offset, self._X, self._Y = 0.0, np.empty((0, 1)), None
         self._table: tuple[Any, Any] | None = None
         self._nothing = ""
+        self._records, self._checkpoint = ExitStack(), None
+        self._opened = False
 
     # ------------------------------------------------------------------ the context
 
@@ -219,6 +224,8 @@ class FitRun(Run):
             if not self._committed:
                 self._restore()
             raise
+        finally:
+            self._records.close()
 
     def _leave(self, error: BaseException | None) -> bool:
         """Commit the new model, or restore the old one and translate the error."""
@@ -226,9 +233,15 @@ class FitRun(Run):
         if error is None:
             self._commit()
             self._committed = True
+            if self._checkpoint is not None:
+                self._checkpoint.end(self.budget.ended == "interrupted")
             self._warn()
             return False
         self._restore()
+        if self._checkpoint is not None:
+            if isinstance(error, ModelFileError):
+                raise self._checkpoint.refusal(error) from error
+            self._checkpoint.end(unfinished=True)
         if isinstance(error, KeyboardInterrupt):
             refitted = "n_iter_" in self._before
             old = "the model of the last fit is unchanged" if refitted else "there is no model"
@@ -265,9 +278,37 @@ class FitRun(Run):
 
     # ------------------------------------------------------------------ seeds and memory
 
+    def _open_records(self) -> None:
+        """Go on from the checkpoint of this fit, or begin one; its arguments are valid by now.
+
+        Fits inside another one are parts of its checkpoint.
+        """
+        if self._opened:
+            return
+        self._opened, call, outer = True, present_call(), present()
+        if call is None or call.estimator is not self.estimator:
+            return
+        if outer is not None:
+            name = f"{type(self.estimator).__name__}-{digest_of(parts_of(call, inside=True))}"
+            self._records.enter_context(outer[0].inside(name))
+            return
+        folder = self.estimator.get_params(deep=False).get("checkpoint")
+        if folder is None or call.method.__name__ != "fit":
+            return
+        self._checkpoint = found = Checkpoint(folder, call, self.device, self.warn)
+        self._records.enter_context(found.journal.kept(""))
+        if found.resumed:
+            self.reports(resumed=found.resumed)
+            self._log.info("goes on after %.2g s, from %s", found.resumed, found.path)
+
     @cached_property
     def _seeds(self) -> tuple[np.random.RandomState, torch.Generator, np.random.RandomState]:
-        random_state = check_random_state(self.estimator.random_state)
+        self._open_records()
+        records, given = present(), self.estimator.random_state
+        if records is not None and given is None:
+            random_state = records[0].random_state()
+        else:
+            random_state = check_random_state(given)
         before = deepcopy(random_state)
         seed = int(random_state.randint(2**31 - 1))
         return random_state, torch.Generator().manual_seed(seed), before
@@ -319,6 +360,7 @@ class FitRun(Run):
         they were merged, or the sum of their weights, which is rounded.
         """
         check_float64(self.device)
+        self._open_records()
         n = len(X) if n_rows is None else max(1, round(n_rows))
         self.estimator.n_samples_seen_ = seen + n
         if not seen:

@@ -89,6 +89,9 @@ class AutoGPRegressor(AutoBase, NoisyRegressorBase):
     callbacks : callable, list of callable or None, default=None
         Functions called after each step or score with a `TrainingStep`; training ends when one
         returns a true value. The steps are those of the regressors of this package.
+    checkpoint : str, path-like or None, default=None
+        Folder of a file from which the same fit goes on if its process was killed; the file is
+        removed when the fit has ended. Seconds that the file counts belong to `max_seconds`.
     verbose : int, default=0
         Whether to show a progress bar.
 
@@ -177,6 +180,7 @@ class AutoGPRegressor(AutoBase, NoisyRegressorBase):
         device="auto",
         dtype="auto",
         callbacks=None,
+        checkpoint=None,
         verbose=0,
     ):
         self._set(locals())

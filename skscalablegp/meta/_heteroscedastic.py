@@ -92,6 +92,9 @@ class HeteroscedasticRegressor(NoisyRegressorBase):
         Functions called after each step or score with a `TrainingStep`; training ends when one
         returns a true value. The steps are those of the regressor; regressors of other packages
         have none.
+    checkpoint : str, path-like or None, default=None
+        Folder of a file from which the same fit goes on if its process was killed; the file is
+        removed when the fit has ended. Seconds that the file counts belong to `max_seconds`.
     verbose : int, default=0
         Whether to show a progress bar.
 
@@ -175,6 +178,7 @@ class HeteroscedasticRegressor(NoisyRegressorBase):
         device="auto",
         dtype="auto",
         callbacks=None,
+        checkpoint=None,
         verbose=0,
     ):
         self._set(locals())

@@ -68,6 +68,9 @@ class LOVEPredictor(MetaRegressorBase):
         Functions called after each step or score with a `TrainingStep`; training ends when one
         returns a true value. The steps are those of the regressor, followed by a score of stage
         "variances" for each rank.
+    checkpoint : str, path-like or None, default=None
+        Folder of a file from which the same fit goes on if its process was killed; the file is
+        removed when the fit has ended. Seconds that the file counts belong to `max_seconds`.
     verbose : int, default=0
         Whether to show a progress bar.
     max_variance_rank : int or "auto", default="auto"
@@ -142,6 +145,7 @@ class LOVEPredictor(MetaRegressorBase):
         device="auto",
         dtype="auto",
         callbacks=None,
+        checkpoint=None,
         verbose=0,
         max_variance_rank="auto",
         variance_tol=1e-4,

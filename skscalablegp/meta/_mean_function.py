@@ -95,6 +95,9 @@ class MeanFunctionRegressor(MetaRegressorBase):
     callbacks : callable, list of callable or None, default=None
         Functions called after each step or score with a `TrainingStep`; training ends when one
         returns a true value. The steps are those of the process.
+    checkpoint : str, path-like or None, default=None
+        Folder of a file from which the same fit goes on if its process was killed; the file is
+        removed when the fit has ended. Seconds that the file counts belong to `max_seconds`.
     verbose : int, default=0
         Whether to show a progress bar.
 
@@ -160,6 +163,7 @@ class MeanFunctionRegressor(MetaRegressorBase):
         device="auto",
         dtype="auto",
         callbacks=None,
+        checkpoint=None,
         verbose=0,
     ):
         self._set(locals())

@@ -83,6 +83,9 @@ class StackedGPRegressor(NamedEstimators, MetaRegressorBase):
     callbacks : callable, list of callable or None, default=None
         Functions called after each step or score with a `TrainingStep`; training ends when one
         returns a true value. The steps are those of the regressors of this package.
+    checkpoint : str, path-like or None, default=None
+        Folder of a file from which the same fit goes on if its process was killed; the file is
+        removed when the fit has ended. Seconds that the file counts belong to `max_seconds`.
     verbose : int, default=0
         Whether to show a progress bar.
 
@@ -154,6 +157,7 @@ class StackedGPRegressor(NamedEstimators, MetaRegressorBase):
         device="auto",
         dtype="auto",
         callbacks=None,
+        checkpoint=None,
         verbose=0,
     ):
         self._set(locals())

@@ -6,6 +6,8 @@ are computed by all ranks.
 """
 
 from ._distribute import distribute as distribute
+from ._fingerprint import call_parts as call_parts
+from ._fingerprint import fitted_parts as fitted_parts
 from ._fingerprint import versions as versions
 from ._life import RankError
 from ._ranks import Ranks

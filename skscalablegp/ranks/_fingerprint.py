@@ -12,13 +12,14 @@ from importlib.metadata import version
 from typing import Any
 
 import numpy as np
+import torch
 
 from ._life import RankError
 
 # Packages whose versions decide results.
 _PACKAGES = ("skscalablegp", "torch", "numpy", "scipy", "scikit-learn")
 # Parameters in which ranks may differ: they concern rank 0 alone, or the machine.
-_OWN = {"callbacks", "verbose", "device", "memory_budget", "n_jobs"}
+_OWN = {"callbacks", "verbose", "device", "memory_budget", "n_jobs", "checkpoint"}
 # Larger fitted attributes are those of the table, whose training they follow from.
 _SMALL = 2**20
 # Characters of a value in messages.
@@ -32,22 +33,36 @@ def versions() -> dict[str, str]:
 
 def fingerprint(method: Callable, estimator: Any, args: tuple, kwargs: dict[str, Any]) -> str:
     """What a call is about, as JSON: a hash and a short text for each part of it."""
-    parts = {"call": f"{type(estimator).__name__}.{method.__name__}"}
-    parts |= {f"version of {name}": found for name, found in versions().items()}
-    found = {name: [_digest(value.encode()), value] for name, value in parts.items()}
+    found = call_parts(method, estimator, args, kwargs, _OWN)
+    found |= {f"version of {name}": _described(value) for name, value in versions().items()}
+    return json.dumps(found | fitted_parts(estimator))
+
+
+def call_parts(
+    method: Callable, estimator: Any, args: tuple, kwargs: dict[str, Any], left_out: set[str]
+) -> dict[str, list[str]]:
+    """The method, the parameters but some, and the arguments, as parts of a fingerprint."""
+    call = f"{type(estimator).__name__}.{method.__name__}"
+    found = {"call": _described(call)}
     for name, value in estimator.get_params(deep=True).items():
-        if not _OWN & set(name.split("__")):
+        if not left_out & set(name.split("__")):
             found[f"parameter {name}"] = _described(value)
-    for name, value in sorted(vars(estimator).items()):
-        if name.endswith("_") and not name.startswith("_") and _size(value) < _SMALL:
-            if isinstance(value, np.ndarray | int | float | str):
-                found[f"fitted attribute {name}"] = _described(value)
     for name, value in _arguments(method, estimator, args, kwargs):
         found[name] = _described(value)
         columns = getattr(value, "columns", None)
         if columns is not None:
             found[f"columns of {name}"] = _described(np.asarray([str(c) for c in columns]))
-    return json.dumps(found)
+    return found
+
+
+def fitted_parts(estimator: Any) -> dict[str, list[str]]:
+    """The fitted attributes but those of the table, as parts of a fingerprint."""
+    return {
+        f"fitted attribute {name}": _described(value)
+        for name, value in sorted(vars(estimator).items())
+        if name.endswith("_") and not name.startswith("_") and _size(value) < _SMALL
+        if isinstance(value, np.ndarray | int | float | str)
+    }
 
 
 def check_same(found: list[str]) -> None:
@@ -84,6 +99,9 @@ def _described(value: Any) -> list[str]:
     if isinstance(value, np.random.RandomState):
         state: Any = value.get_state()
         return [_digest(repr(state).encode() + np.asarray(state[1]).tobytes()), "a RandomState"]
+    if isinstance(value, torch.nn.Module):
+        weights = [_described(tensor.cpu().numpy())[0] for tensor in value.state_dict().values()]
+        return [_digest("".join([repr(value), *weights]).encode()), "a network"]
     if hasattr(value, "shape") or isinstance(value, list | tuple) and _numbers(value):
         return _described_array(np.asarray(value))
     text = re.sub(r" at 0x[0-9a-f]+", "", repr(value))

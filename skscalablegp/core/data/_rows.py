@@ -246,7 +246,20 @@ class RowSource:
 
     def shuffled(self, batch_size: int, generator: Generator) -> Iterator[Tensor]:
         """Row numbers of an endless sequence of full batches, without replacement in an epoch."""
-        size = min(batch_size, len(self))
-        while True:
-            order = torch.randperm(len(self), generator=generator)
-            yield from order[: len(order) - len(order) % size].split(size)
+        return _Shuffled(len(self), min(batch_size, len(self)), generator)
+
+
+class _Shuffled(Iterator[Tensor]):
+    """Batches of `size` of n row numbers, in a new order in each epoch."""
+
+    moving = ("_order", "_at", "_generator")
+
+    def __init__(self, n: int, size: int, generator: Generator):
+        self._n, self._size, self._generator = n, size, generator
+        self._order, self._at = torch.empty(0, dtype=torch.int64), 0
+
+    def __next__(self) -> Tensor:
+        if self._at + self._size > len(self._order):
+            self._order, self._at = torch.randperm(self._n, generator=self._generator), 0
+        self._at += self._size
+        return self._order[self._at - self._size : self._at]

@@ -2,6 +2,7 @@
 
 from ._adam import AdamOfGroups, TensorAdam
 from ._budget import SHARES, Budget, StopTraining
+from ._journal import Journal, present
 from ._loop import TrainingResult, restart_points, train
 from ._monitor import Monitor, TrainingStep
 from ._natural import NaturalGradient

@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ._moving import captured, restored
+
 
 class TensorAdam:
     """Adam's steps on groups of tensors, from the gradients that the tensors hold.
@@ -28,6 +30,8 @@ class TensorAdam:
     Kingma and Ba (2015), algorithm 1, with its epsilon of 1e-8.
     """
 
+    moving = ("_n_steps", "_moments")
+
     def __init__(
         self,
         groups: Sequence[tuple[Sequence[Tensor], float]],
@@ -38,6 +42,7 @@ class TensorAdam:
             ([(x, torch.zeros_like(x), torch.zeros_like(x)) for x in tensors], rate)
             for tensors, rate in groups
         ]
+        self._moments = [moment for moved, _ in self._groups for _, *two in moved for moment in two]
 
     def zero_grad(self) -> None:
         """Delete the gradients."""
@@ -72,6 +77,17 @@ class AdamOfGroups:
     def __init__(self, groups: list[dict[str, Any]]):
         self.param_groups = groups
         self._each = [TensorAdam([(group["params"], 1.0)]) for group in groups]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Moments and rates, as values without classes."""
+        rates = [float(group["lr"]) for group in self.param_groups]
+        return {"each": captured(self._each), "rates": rates}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Return to a `state_dict`."""
+        restored(self._each, captured(state["each"]))
+        for group, rate in zip(self.param_groups, state["rates"], strict=True):
+            group["lr"] = rate
 
     def zero_grad(self) -> None:
         """Delete the gradients."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,7 +20,8 @@ from ...linalg.gradients import (
 )
 from ...linalg.solvers import Status
 from ._budget import StopTraining
-from ._monitor import Monitor
+from ._journal import Evaluations, reading
+from ._monitor import Evaluated, Monitor
 from ._optimizers import Optimizer, Optimum
 from ._quasi_newton import ROUNDING
 
@@ -73,8 +76,8 @@ class TrainingResult:
 class _Run:
     """The objective of one run of an optimiser; keeps the best and the latest state."""
 
-    def __init__(self, problem, estimator, state, monitor, patience, tol, max_epochs=None):
-        self.problem, self.estimator = problem, estimator
+    def __init__(self, problem, estimator, state, monitor, log, patience, tol, max_epochs=None):
+        self.problem, self.estimator, self.log = problem, estimator, log
         self.state, self.monitor = state, monitor
         self.patience, self.tol = patience, tol
         self.max_epochs, self.epochs = max_epochs, 0.0
@@ -128,6 +131,31 @@ class _Run:
         return information
 
     def __call__(self, theta: np.ndarray) -> tuple[float, np.ndarray]:
+        known = self.log.next(theta)
+        found = self._computed(theta) if known is None else self._recorded(*known)
+        if found is None:
+            return self._retreat(theta)
+        self.iterates.append(theta.copy())
+        self.values.append(found.value)
+        if found.value > self.best_value:
+            self.best_value, self.best_theta = found.value, theta.copy()
+        self.monitor.record(theta, found)
+        if found.solve is not None and found.solve.status is Status.MAX_SECONDS:
+            # The solve was stopped early, so that its gradient is not good enough for a step.
+            raise StopTraining("max_seconds")
+        self.epochs += found.epochs
+        self._check_progress()
+        return found.value, found.grad
+
+    def _recorded(self, evaluated: Evaluated | None, state: Any) -> Evaluated | None:
+        """An evaluation of an earlier fit; the last one comes with the state for the next."""
+        if state is not None:
+            with reading():
+                self.state = self.estimator.resumed(self.problem, self.state, state)
+        return evaluated
+
+    def _computed(self, theta: np.ndarray) -> Evaluated | None:
+        """Evaluate the objective, and record that; None if the matrix has no factor."""
         tensor = torch.as_tensor(theta, dtype=torch.float64)
         self.state = replace(self.state, seconds_left=self.monitor.budget.left)
         try:
@@ -136,27 +164,18 @@ class _Run:
         except torch.linalg.LinAlgError:
             if not self.iterates:
                 raise
-            return self._retreat(theta)
+            self.log.add(theta, None, partial(self.estimator.kept, self.state))
+            return None
         if self.problem.kernel.log_prior:
             estimate = _with_prior(estimate, *self.problem.log_prior(theta))
-        grad = estimate.grad.cpu().numpy()
-        broken = estimate.solution is not None and estimate.solution.status is Status.BREAKDOWN
-        if broken or not np.isfinite(grad).all():
-            self.monitor.note(estimate)
+        found = Evaluated.of(estimate)
+        broken = found.solve is not None and found.solve.status is Status.BREAKDOWN
+        if broken or not np.isfinite(found.grad).all():
+            self.monitor.note(found)
             raise StopTraining("diverged")
-        value = float("nan") if estimate.value is None else estimate.value
         self.state = state
-        self.iterates.append(theta.copy())
-        self.values.append(value)
-        if value > self.best_value:
-            self.best_value, self.best_theta = value, theta.copy()
-        self.monitor.record(theta, estimate)
-        if estimate.solution is not None and estimate.solution.status is Status.MAX_SECONDS:
-            # The solve was stopped early, so that its gradient is not good enough for a step.
-            raise StopTraining("max_seconds")
-        self.epochs += 0.0 if estimate.solution is None else estimate.solution.epochs
-        self._check_progress()
-        return value, grad
+        self.log.add(theta, found, partial(self.estimator.kept, state))
+        return found
 
     def _retreat(self, theta: np.ndarray) -> tuple[float, np.ndarray]:
         """A finite value and slope in place of those without a factor of H.
@@ -272,9 +291,8 @@ def train(  # noqa: PLR0913 (the settings of one training)
     result : TrainingResult
         A KeyboardInterrupt, a callback or a time budget ends the run with the best state so far.
     """
-    run = _Run(
-        problem, estimator, GradientState(generator), monitor, n_iter_no_change, tol, max_epochs
-    )
+    state, log = GradientState(generator), _log(problem, estimator, optimizer, monitor, generator)
+    run = _Run(problem, estimator, state, monitor, log, n_iter_no_change, tol, max_epochs)
     if problem.kernel.log_prior:
         monitor.adds("log prior")
     start = np.clip(theta, bounds[:, 0], bounds[:, 1])
@@ -294,7 +312,20 @@ def train(  # noqa: PLR0913 (the settings of one training)
             run(np.clip(optimum.theta, bounds[:, 0], bounds[:, 1]))
         ended = "converged" if len(run.iterates) < max_iter else "max_iter"
         reason = optimum.reason or ended
+    log.ended()
     return run.result(start, ending.reason or reason, average, metric)
+
+
+def _log(
+    problem: GPProblem,
+    estimator: GradientEstimator,
+    optimizer: Optimizer,
+    monitor: Monitor,
+    generator: Generator,
+) -> Evaluations:
+    """The record of one run of an optimiser."""
+    names = monitor.stage, type(estimator).__name__, type(optimizer).__name__
+    return Evaluations("/".join([*names, f"{len(problem.X)}"]), generator)
 
 
 def _of_deviations(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields, replace
 from logging import LoggerAdapter
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -17,6 +17,40 @@ from ...linalg.solvers import SolveSummary
 from ._budget import Budget, StopTraining
 
 LOG_LIKELIHOOD = "log marginal likelihood"
+
+
+class Evaluated(NamedTuple):
+    """One evaluation of the training objective, as optimisers and the history have it.
+
+    Attributes
+    ----------
+    value : float
+        NaN if it is unknown.
+    grad : ndarray of shape (p,)
+    residual, probe_residual, epochs : float
+        As in `TrainingStep`.
+    solve : SolveSummary or None
+    """
+
+    value: float
+    grad: np.ndarray
+    residual: float = 0.0
+    probe_residual: float = 0.0
+    epochs: float = 0.0
+    solve: SolveSummary | None = None
+
+    @classmethod
+    def of(cls, estimate: GradientEstimate) -> Evaluated:
+        """The numbers of an estimate, without its tensors."""
+        value = float("nan") if estimate.value is None else float(estimate.value)
+        grad, solution = estimate.grad.cpu().numpy().copy(), estimate.solution
+        if solution is None:
+            return cls(value, grad)
+        residuals = solution.residuals.cpu().numpy()
+        own, probes = np.split(residuals, [solution.stats.get("n_targets", len(residuals))])
+        probed = float(probes.mean()) if len(probes) else 0.0
+        epochs = float(solution.epochs)
+        return cls(value, grad, float(own.max()), probed, epochs, solution.summary())
 
 
 @dataclass(frozen=True)
@@ -141,20 +175,16 @@ class Monitor:
         """Add a term to the name of this stage's objective."""
         self._objective = f"{self._objective} + {name}"
 
-    def record(self, theta: np.ndarray, estimate: GradientEstimate) -> None:
+    def record(self, theta: np.ndarray, evaluated: Evaluated) -> None:
         """Record one evaluation; raise StopTraining if a budget or a callback ends training."""
-        solution, own, probes = estimate.solution, np.zeros(1), np.zeros(0)
-        if solution is not None:
-            residuals = solution.residuals.cpu().numpy()
-            own, probes = np.split(residuals, [solution.stats.get("n_targets", len(residuals))])
-        self.note(estimate)
+        self.note(evaluated)
         self._announce(
             theta,
-            grad=estimate.grad.cpu().numpy().copy(),
-            objective=float("nan") if estimate.value is None else float(estimate.value),
-            residual=float(own.max()),
-            probe_residual=float(probes.mean()) if len(probes) else 0.0,
-            epochs=0.0 if solution is None else float(solution.epochs),
+            grad=evaluated.grad,
+            objective=evaluated.value,
+            residual=evaluated.residual,
+            probe_residual=evaluated.probe_residual,
+            epochs=evaluated.epochs,
         )
 
     def relay(self, step: TrainingStep) -> bool:
@@ -172,7 +202,7 @@ class Monitor:
     def _announce(self, theta: np.ndarray, **facts: Any) -> None:
         self._iteration += 1
         step = TrainingStep(
-            stage=self._stage or "full",
+            stage=self.stage,
             iteration=self._iteration,
             theta=np.array(theta),
             objective_name=self._objective,
@@ -192,11 +222,15 @@ class Monitor:
         self.steps.append(step)
         return any([callback(step) for callback in self.callbacks])
 
-    def note(self, estimate: GradientEstimate) -> None:
+    def note(self, evaluated: Evaluated) -> None:
         """Record the linear solve of an evaluation, which may be a rejected one."""
-        solution = estimate.solution
-        if solution is not None:
-            self.solutions.append(solution.summary())
+        if evaluated.solve is not None:
+            self.solutions.append(evaluated.solve)
+
+    @property
+    def stage(self) -> str:
+        """The name of the stage under way."""
+        return self._stage or "full"
 
     def close(self) -> None:
         """End the stage under way."""

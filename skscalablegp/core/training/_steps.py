@@ -9,8 +9,10 @@ from typing import Any
 import numpy as np
 
 from ...linalg.parallel import one_thread
-from ._budget import StopTraining
+from ._budget import ENDINGS, StopTraining
+from ._journal import LastState, reading
 from ._monitor import Monitor
+from ._moving import captured, restored
 
 # Matrix products with fewer operations (about a fiftieth of a second) run in one thread: on a busy
 # machine several threads would spend more time waiting for one another than they save.
@@ -34,10 +36,14 @@ class Stepper(ABC):
     flops : float
         Number of operations of the largest matrix product or factorisation of a step. Steps with
         small ones run in one thread.
+    moving : tuple of str or None
+        The attributes that steps and scores change, as in ``_moving``; with None a checkpoint does
+        not keep them.
     """
 
     objective_name: str = "minus the score"
     flops: float = 0.0
+    moving: tuple[str, ...] | None = None
 
     @abstractmethod
     def step(self) -> None:
@@ -58,6 +64,9 @@ class Stepper(ABC):
     @abstractmethod
     def restore(self, snapshot: Any) -> None:
         """Restore a copy of the parameters."""
+
+    def resumed(self) -> None:  # noqa: B027 (few have something to do)
+        """Called when the moving attributes have been set to those of a checkpoint."""
 
     def slow_down(self) -> bool:
         """Make the following steps smaller; returns whether that is possible."""
@@ -131,48 +140,49 @@ def train_steps(  # noqa: PLR0913 (the settings of one training)
     result : StepsResult
         A KeyboardInterrupt, a callback or a time budget ends the run with the best state so far.
     """
-    run = _Run(stepper, monitor, tol, keep_best, retreat)
-    reason, done = monitor.budget.ended or "max_iter", 0
+    name = f"{monitor.stage}/{type(stepper).__name__}/{max_steps}/{check_every}"
+    run = _Run(stepper, monitor, LastState(name), tol, keep_best, retreat)
+    reason = monitor.budget.ended or "max_iter"
     with monitor.budget.may_end(
         lambda reason: run.kept is not None or reason != "interrupted"
     ) as ending:
         with one_thread(stepper.flops < _MANY_FLOPS):
-            run.check(0.0)
+            over = run.begin()
+            if over is not None:
+                return over
             if monitor.budget.ended is not None:
                 max_steps = 0
-            while done < max_steps:
-                for _ in range(min(check_every, max_steps - done)):
-                    stepper.step()
-                    done, run.moved = done + 1, True
-                    monitor.budget.check()
-                run.check(done * epochs_per_step)
-                if n_iter_no_change is not None and run.stale >= n_iter_no_change:
-                    reason = "converged"
-                    break
+            while run.done < max_steps and not run.converged(n_iter_no_change):
+                run.advance(min(run.done - run.done % check_every + check_every, max_steps))
+                run.check(run.done * epochs_per_step)
+            if run.converged(n_iter_no_change):
+                reason = "converged"
     reason = ending.reason or reason
     if reason in ("max_iter", "converged") and run.lost:
         reason = "diverged"
-    run.finish(reason)
-    return StepsResult(run.best, done, reason)
+    return run.finish(reason)
 
 
 class _Run:
-    """The best parameters so far, and the number of scores since."""
+    """The best parameters so far, the number of scores since, and the record of both."""
 
     def __init__(
         self,
         stepper: Stepper,
         monitor: Monitor,
+        log: LastState,
         tol: float,
         keep_best: bool,
         retreat: float | None = None,
     ):
-        self.stepper, self.monitor, self.tol = stepper, monitor, tol
+        self.stepper, self.monitor, self.log, self.tol = stepper, monitor, log, tol
         self.keep_best, self.retreat = keep_best, retreat
         self.best, self.kept, self.stale = np.inf, None, 0
         self.last: tuple[float, Any] | None = None
         self.scores: list[float] = []
-        self.moved = False
+        self.moved, self.done = False, 0
+        # What the monitor was told.
+        self.told: list[tuple[np.ndarray, float, float]] = []
 
     @property
     def lost(self) -> bool:
@@ -180,19 +190,49 @@ class _Run:
         first, last = self.scores[0], self.scores[-1]
         return last > first + _LOST and min(self.scores) == first
 
+    def converged(self, patience: int | None) -> bool:
+        """Whether so many scores in a row have not improved the best one."""
+        return patience is not None and self.stale >= patience
+
+    def begin(self) -> StepsResult | None:
+        """Score the start, or go on from a checkpoint; the result if there is nothing to do."""
+        if self.log.found is None or self.stepper.moving is None:
+            self.check(0.0)
+            return None
+        with reading():
+            over = self._resume(self.log.found)
+        preview, self.monitor.preview = self.monitor.preview, None
+        try:
+            for told in self.told:
+                self.monitor.record_score(*told)
+        finally:
+            self.monitor.preview = preview
+        return over
+
+    def advance(self, until: int) -> None:
+        """Make steps until there are so many."""
+        while self.done < until:
+            self.stepper.step()
+            self.done, self.moved = self.done + 1, True
+            if self.log.due and self.done < until:
+                self._record()
+            self.monitor.budget.check()
+
     def check(self, epochs: float) -> None:
+        """Score the parameters, and tell the monitor."""
         score = float(self.stepper.score())
         if self._retreats(score):
             self.stepper.restore(self.kept)
             self.moved, self.last = False, (self.best, self.kept)
-            self.monitor.record_score(self.stepper.theta(), -score, epochs)
-            return
-        if not np.isfinite(score):
+        elif not np.isfinite(score):
             raise StopTraining("diverged")
-        self.scores.append(score)
-        self.stale = 0 if score < self.best - self.tol else self.stale + 1
-        self._keep(score)
-        self.monitor.record_score(self.stepper.theta(), -score, epochs)
+        else:
+            self.scores.append(score)
+            self.stale = 0 if score < self.best - self.tol else self.stale + 1
+            self._keep(score)
+        self.told.append((self.stepper.theta(), -score, epochs))
+        self._record()
+        self.monitor.record_score(*self.told[-1])
 
     def _keep(self, score: float) -> None:
         """Keep a copy of the parameters that have this score, if they may be the result."""
@@ -210,7 +250,7 @@ class _Run:
             raise StopTraining("diverged")
         return True
 
-    def finish(self, reason: str) -> None:
+    def finish(self, reason: str) -> StepsResult:
         """After a budget or an interrupt score the last parameters; then restore those to keep."""
         if reason in ("max_seconds", "interrupted") and self.moved:
             score = float(self.stepper.score())
@@ -220,3 +260,44 @@ class _Run:
             self.best, self.kept = self.last
         if self.kept is not None:
             self.stepper.restore(self.kept)
+        result = StepsResult(self.best, self.done, reason)
+        if reason not in ENDINGS:
+            self._record(result)
+            self.log.ended()
+        return result
+
+    def _record(self, over: StepsResult | None = None) -> None:
+        """Record everything that changes, and the result if there is one."""
+        if self.stepper.moving is None or not self.log.kept:
+            return
+        same = self.last is not None and self.last[1] is self.kept
+        names = ("best", "stale", "scores", "moved", "done")
+        told = [[theta, float(value), float(epochs)] for theta, value, epochs in self.told]
+        self.log.put(
+            {name: captured(getattr(self, name)) for name in names}
+            | {
+                "told": told,
+                "kept": captured(self.kept),
+                "last": None if self.last is None else [self.last[0], captured(self.last[1])],
+                "last is kept": same,
+                "stepper": captured(self.stepper),
+                "over": None if over is None else [over.score, over.n_steps, over.stop_reason],
+            }
+        )
+
+    def _resume(self, found: dict[str, Any]) -> StepsResult | None:
+        """Set everything to what was recorded; the result if there was one."""
+        self.best, self.stale, self.moved = found["best"], found["stale"], found["moved"]
+        self.scores, self.done = [*found["scores"]], found["done"]
+        self.told = [(np.asarray(theta), value, epochs) for theta, value, epochs in found["told"]]
+        new = self.stepper.snapshot()
+        if found["kept"] is not None:
+            self.kept = restored(new, found["kept"], fresh=True)
+        if found["last"] is not None:
+            score, state = found["last"]
+            same = found["last is kept"]
+            self.last = score, self.kept if same else restored(new, state, fresh=True)
+        restored(self.stepper, found["stepper"])
+        self.stepper.resumed()
+        self.log.skip_to(found["seconds"])
+        return None if found["over"] is None else StepsResult(*found["over"])

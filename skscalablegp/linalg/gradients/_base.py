@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from jaxtyping import Float
 from sklearn.base import BaseEstimator
@@ -36,6 +36,23 @@ class GradientEstimate:
     jitter: float = 0.0
 
 
+class BuiltPreconditioner(NamedTuple):
+    """A preconditioner, and what it was built from.
+
+    Attributes
+    ----------
+    value : Preconditioner
+    theta : Tensor of shape (p,)
+        The hyperparameters.
+    draws : Tensor
+        The state of the generator.
+    """
+
+    value: Any
+    theta: Float[Tensor, " p"]
+    draws: Tensor
+
+
 @dataclass(frozen=True)
 class GradientState:
     """The state that an estimator passes from one step to the next.
@@ -46,12 +63,13 @@ class GradientState:
         Draws probes, truncation points and random pivots; seed 0 by default.
     probes : Any
         Frozen random numbers; None before the first step.
+    draws : Tensor or None
+        The state of the generator before the probes were drawn.
     samples : PathwiseProbes or None
         The probes, if they are prior samples that predictions can use.
     previous : Tensor of shape (n, t + s) or None
         The last solutions, from which the next solve starts if warm starts are on.
-    preconditioner : tuple or None
-        A built preconditioner, and the hyperparameters at which it was built.
+    preconditioner : BuiltPreconditioner or None
     extra : dict
         Further items of a particular estimator.
     seconds_left : float or None
@@ -61,9 +79,10 @@ class GradientState:
 
     generator: Generator = field(default_factory=lambda: Generator().manual_seed(0))
     probes: Any = None
+    draws: Tensor | None = None
     samples: Any = None
     previous: Tensor | None = None
-    preconditioner: tuple[Any, Tensor] | None = None
+    preconditioner: BuiltPreconditioner | None = None
     extra: dict[str, Any] = field(default_factory=dict)
     seconds_left: float | None = None
 
@@ -86,6 +105,14 @@ class GradientEstimator(BaseEstimator, ABC):
         self, problem: GPProblem, theta: Float[Tensor, " p"], state: GradientState
     ) -> tuple[GradientEstimate, GradientState]:
         """The estimate at theta, and the state for the next step."""
+
+    def kept(self, state: GradientState) -> dict:
+        """What a checkpoint keeps of a state beside its generator: numbers, tensors, containers."""
+        return {}
+
+    def resumed(self, problem: GPProblem, state: GradientState, kept: dict) -> GradientState:
+        """The state of which `kept` was made, from a new one with the same generator."""
+        return state
 
     def on_subset(self) -> GradientEstimator | None:
         """The estimator for training on a subset of rows; None means a default `ExactGradient`."""

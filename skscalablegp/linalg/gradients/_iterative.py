@@ -23,7 +23,7 @@ from ..solvers import (
     resolve_solver,
     solve,
 )
-from ._base import GradientEstimate, GradientEstimator, GradientState
+from ._base import BuiltPreconditioner, GradientEstimate, GradientEstimator, GradientState
 from ._problem import GPProblem
 
 # Adam moves log hyperparameters by up to 0.1 a step, so that it builds a preconditioner at every
@@ -70,7 +70,10 @@ class _IterativeGradient(GradientEstimator):
         chosen = preconditioner_for(self.solver, self.preconditioner)
         built = refreshed(state.preconditioner, chosen, operator, state.generator, self.refresh)
         frozen = self.solver_warm_start and state.probes is not None
-        probes = state.probes if frozen else self.draw(problem, state.generator, built[0], operator)
+        probes, draws = state.probes, state.draws
+        if not frozen:
+            draws = state.generator.get_state()
+            probes = self.draw(problem, state.generator, built.value, operator)
         B = torch.cat([problem.Y, self.right_hand_sides(problem, operator, probes)], 1)
         stopping = self.stopping(problem.Y.shape[1])
         if state.seconds_left is not None:
@@ -81,7 +84,7 @@ class _IterativeGradient(GradientEstimator):
             solver,
             stopping=stopping,
             x0=state.previous if self.solver_warm_start else None,
-            preconditioner=built[0],
+            preconditioner=built.value,
         )
         t = problem.Y.shape[1]
         stats = {**solution.stats, "n_targets": t}
@@ -96,11 +99,41 @@ class _IterativeGradient(GradientEstimator):
         state = replace(
             state,
             probes=probes,
+            draws=draws,
             samples=self.samples(probes),
             previous=solution.value,
             preconditioner=built,
         )
         return GradientEstimate(grad, None, solution), state
+
+    def kept(self, state: GradientState) -> dict:
+        frozen = self.solver_warm_start and state.probes is not None
+        return {
+            "preconditioner": kept_preconditioner(state.preconditioner),
+            "probes": self.kept_probes(state) if frozen else None,
+            "previous": state.previous if frozen else None,
+        }
+
+    def resumed(self, problem: GPProblem, state: GradientState, kept: dict) -> GradientState:
+        chosen = preconditioner_for(self.solver, self.preconditioner)
+        state = replace(state, preconditioner=rebuilt(kept["preconditioner"], chosen, problem))
+        if kept["probes"] is None:
+            return state
+        probes, previous = self.resumed_probes(problem, kept["probes"]), kept["previous"]
+        return replace(
+            state,
+            probes=probes,
+            samples=self.samples(probes),
+            previous=previous.to(problem.X.device),
+        )
+
+    @abstractmethod
+    def kept_probes(self, state: GradientState):
+        """From what frozen probes can be made once more."""
+
+    @abstractmethod
+    def resumed_probes(self, problem: GPProblem, kept):
+        """The probes of `kept_probes`."""
 
     def stopping(self, n_targets: int):
         """Stop when targets and probes reach the tolerance, or the budget is spent."""
@@ -172,6 +205,14 @@ class StandardGradient(_IterativeGradient):
         if self.probes not in ("normal", "preconditioned"):
             raise ValueError(f"probes must be 'normal' or 'preconditioned'; got {self.probes!r}.")
         return draw_probes(self.probes, problem, self.n_probes, generator, preconditioner, operator)
+
+    def kept_probes(self, state: GradientState) -> list[Tensor]:
+        z, u = state.probes
+        return [z] if z is u else [z, u]
+
+    def resumed_probes(self, problem: GPProblem, kept: list[Tensor]) -> tuple[Tensor, Tensor]:
+        moved = [part.to(problem.X.device) for part in kept]
+        return moved[0], moved[-1]
 
     def right_hand_sides(self, problem: GPProblem, operator: KernelOperator, probes) -> Tensor:
         return probes[0]
@@ -249,6 +290,15 @@ class PathwiseGradient(_IterativeGradient):
         weights = _normal(problem, (q, self.n_probes), generator)
         return PathwiseProbes(features, weights, _normal(problem, (n, self.n_probes), generator))
 
+    def kept_probes(self, state: GradientState) -> Tensor | None:
+        # A large number of frequencies and weights is drawn once more.
+        return state.draws
+
+    def resumed_probes(self, problem: GPProblem, kept: Tensor) -> PathwiseProbes:
+        generator = Generator()
+        generator.set_state(kept)
+        return self.draw(problem, generator)
+
     def right_hand_sides(
         self, problem: GPProblem, operator: KernelOperator, probes: PathwiseProbes
     ) -> Tensor:
@@ -271,21 +321,38 @@ class PathwiseGradient(_IterativeGradient):
 
 
 def refreshed(
-    kept: tuple[Any, Tensor] | None,
+    kept: BuiltPreconditioner | None,
     preconditioner: Any,
     operator: KernelOperator,
     generator: Generator,
     refresh: float,
-) -> tuple[Preconditioner, Tensor]:
+) -> BuiltPreconditioner:
     """The preconditioner of an earlier step, or a new one if theta has moved by `refresh`.
 
     A preconditioner of full rank solves the system by itself, and is therefore always built anew.
     """
-    if kept is not None and kept[0].rank < operator.shape[0]:
-        if float((operator.theta - kept[1]).abs().max()) < refresh:
+    if kept is not None and kept.value.rank < operator.shape[0]:
+        if float((operator.theta - kept.theta).abs().max()) < refresh:
             return kept
+    draws = generator.get_state()
     built = build_preconditioner(preconditioner, operator, generator)
-    return built, operator.theta.detach().clone()
+    return BuiltPreconditioner(built, operator.theta.detach().clone(), draws)
+
+
+def kept_preconditioner(built: BuiltPreconditioner | None) -> dict[str, Tensor] | None:
+    """From what a preconditioner was built, which is less than what it consists of."""
+    return None if built is None else {"theta": built.theta, "draws": built.draws}
+
+
+def rebuilt(
+    kept: dict[str, Tensor] | None, preconditioner: Any, problem: GPProblem
+) -> BuiltPreconditioner | None:
+    """The preconditioner of `kept_preconditioner`, built once more."""
+    if kept is None:
+        return None
+    generator = Generator()
+    generator.set_state(kept["draws"])
+    return refreshed(None, preconditioner, problem.operator(kept["theta"]), generator, 0.0)
 
 
 def draw_probes(

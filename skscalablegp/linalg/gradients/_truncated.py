@@ -21,7 +21,7 @@ from ..truncation import (
     roulette_weights,
 )
 from ._base import GradientEstimate, GradientEstimator, GradientState
-from ._iterative import REFRESH, draw_probes, refreshed
+from ._iterative import REFRESH, draw_probes, kept_preconditioner, rebuilt, refreshed
 from ._problem import GPProblem
 
 PROBES = ("rademacher", "normal", "preconditioned")
@@ -108,6 +108,16 @@ class TruncatedGradient(GradientEstimator):
         """Probes and their duals, as `draw_probes` gives them."""
         return draw_probes(self.probes, problem, self.n_probes, generator, preconditioner, operator)
 
+    def kept(self, state: GradientState) -> dict:
+        return {
+            "preconditioner": kept_preconditioner(state.preconditioner),
+            "extra": dict(state.extra),
+        }
+
+    def resumed(self, problem: GPProblem, state: GradientState, kept: dict) -> GradientState:
+        built = rebuilt(kept["preconditioner"], self.preconditioner, problem)
+        return replace(state, preconditioner=built, extra=dict(kept["extra"]))
+
     def estimate(
         self, problem: GPProblem, theta: Tensor, state: GradientState
     ) -> tuple[GradientEstimate, GradientState]:
@@ -118,7 +128,7 @@ class TruncatedGradient(GradientEstimator):
         built = refreshed(
             state.preconditioner, self.preconditioner, operator, state.generator, self.refresh
         )
-        probes, duals = self.draw(problem, state.generator, built[0], operator)
+        probes, duals = self.draw(problem, state.generator, built.value, operator)
         sizes = (self.n_draws, self.n_draws, 1)
         draws = [truncation.sample(size, state.generator, True) for size in sizes]
         left, right, trace = (
@@ -133,7 +143,7 @@ class TruncatedGradient(GradientEstimator):
                 WeightedColumns(slice(0, t), right),
                 WeightedColumns(slice(t, t + s), trace),
             ],
-            preconditioner=built[0],
+            preconditioner=built.value,
             reorthogonalize=self.reorthogonalize,
         )
         left, right, solved = result.values

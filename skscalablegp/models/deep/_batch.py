@@ -53,13 +53,27 @@ class BatchGradient(ABC):
     ----------
     needs_independent_batch : bool
         Whether the rule reads `FeatureBatch.other`.
+    state_class : type or None
+        The dataclass of its state; None for rules without one.
     """
 
     needs_independent_batch: ClassVar[bool] = False
+    state_class: ClassVar[Any] = None
 
     @abstractmethod
     def start(self, moments: FeatureMoments, noise: float, batch_size: int, dtype: Any) -> Any:
         """The first state, from the exact moments at the current parameters."""
+
+    def restored(self, state: dict[str, Any], device: torch.device) -> Any:
+        """A state from its fields, as a checkpoint has them."""
+        assert self.state_class is not None
+
+        def moved(value: Any) -> Any:
+            if isinstance(value, tuple):
+                return tuple(map(moved, value))
+            return value.to(device) if isinstance(value, Tensor) else value
+
+        return self.state_class(**{name: moved(value) for name, value in state.items()})
 
     @abstractmethod
     def estimate(self, batch: FeatureBatch, state: Any) -> tuple[Float[Tensor, ""], Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Float, Float64
@@ -60,6 +61,8 @@ class CompositionalGradient(BatchGradient):
     -----
     O(b m^2) a step and O(m^3) every tenth of the average's window. Shoham and Avron, section 3.2.
     """
+
+    state_class: ClassVar[Any] = RunningGram
 
     averaging: float | str = "auto"
     decay: float = 0.0

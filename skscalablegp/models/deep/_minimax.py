@@ -98,6 +98,7 @@ class MinimaxGradient(BatchGradient):
     """
 
     needs_independent_batch: ClassVar[bool] = True
+    state_class: ClassVar[Any] = Saddle
 
     penalty: float | Callable[[int], float] = 2.0
     rate: float | str = "auto"

@@ -10,7 +10,7 @@ from ._base import DeepKernelRegressorBase
 from ._batch import BatchGradient, MinibatchGradient, automatic_rate
 from ._compositional import CompositionalGradient
 from ._minimax import WINDOW, MinimaxGradient
-from ._stepper import neighbour_batches
+from ._stepper import NeighbourBatches
 
 
 class SCGDDKLRegressor(DeepKernelRegressorBase):
@@ -91,6 +91,9 @@ class SCGDDKLRegressor(DeepKernelRegressorBase):
     callbacks : callable, list of callable or None, default=None
         Functions called after each step or score with a `TrainingStep`; training ends when one
         returns a true value. Here they are called after each score.
+    checkpoint : str, path-like or None, default=None
+        Folder of a file from which the same fit goes on if its process was killed; the file is
+        removed when the fit has ended. Seconds that the file counts belong to `max_seconds`.
     verbose : int, default=0
         Whether to show a progress bar.
     min_noise : float, default=0.01
@@ -201,6 +204,7 @@ class SCGDDKLRegressor(DeepKernelRegressorBase):
         device="auto",
         dtype="auto",
         callbacks=None,
+        checkpoint=None,
         verbose=0,
         min_noise=0.01,
         n_targets=None,
@@ -297,6 +301,9 @@ class MinimaxDKLRegressor(DeepKernelRegressorBase):
     callbacks : callable, list of callable or None, default=None
         Functions called after each step or score with a `TrainingStep`; training ends when one
         returns a true value. Here they are called after each score.
+    checkpoint : str, path-like or None, default=None
+        Folder of a file from which the same fit goes on if its process was killed; the file is
+        removed when the fit has ended. Seconds that the file counts belong to `max_seconds`.
     verbose : int, default=0
         Whether to show a progress bar.
     min_noise : float, default=0.01
@@ -413,6 +420,7 @@ class MinimaxDKLRegressor(DeepKernelRegressorBase):
         device="auto",
         dtype="auto",
         callbacks=None,
+        checkpoint=None,
         verbose=0,
         min_noise=0.01,
         n_targets=None,
@@ -512,6 +520,9 @@ class BSGDDKLRegressor(DeepKernelRegressorBase):
     callbacks : callable, list of callable or None, default=None
         Functions called after each step or score with a `TrainingStep`; training ends when one
         returns a true value. Here they are called after each score.
+    checkpoint : str, path-like or None, default=None
+        Folder of a file from which the same fit goes on if its process was killed; the file is
+        removed when the fit has ended. Seconds that the file counts belong to `max_seconds`.
     verbose : int, default=0
         Whether to show a progress bar.
     min_noise : float, default=0.01
@@ -615,6 +626,7 @@ class BSGDDKLRegressor(DeepKernelRegressorBase):
         device="auto",
         dtype="auto",
         callbacks=None,
+        checkpoint=None,
         verbose=0,
         min_noise=0.01,
         n_targets=None,
@@ -632,5 +644,5 @@ class BSGDDKLRegressor(DeepKernelRegressorBase):
 
     def _batches(self, source, size, generator):
         if self.batches == "neighbours":
-            return lambda: neighbour_batches(source, size, generator)
+            return lambda: NeighbourBatches(source, size, generator)
         return super()._batches(source, size, generator)

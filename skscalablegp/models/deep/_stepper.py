@@ -42,16 +42,22 @@ def cosine(total: int, spent: Callable[[], float] | None = None) -> Callable[[in
     return factor
 
 
-def neighbour_batches(source: RowSource, size: int, generator: Generator) -> Iterator[Tensor]:
+class NeighbourBatches(Iterator[Tensor]):
     """Endless batches of a random row and its nearest neighbours (sgGP, Chen et al. 2020).
 
     O(n log n) once and O(n d) memory for the tree, O(size log n) a batch.
     """
-    rows = torch.cat([X for X, _ in source.blocks()]).cpu().double().numpy()
-    tree, k = cKDTree(rows), min(size, len(rows))
-    while True:
-        chosen = int(torch.randint(len(rows), (), generator=generator))
-        yield torch.from_numpy(np.atleast_1d(tree.query(rows[chosen], k)[1]))
+
+    moving = ("_generator",)
+
+    def __init__(self, source: RowSource, size: int, generator: Generator):
+        self._rows = torch.cat([X for X, _ in source.blocks()]).cpu().double().numpy()
+        self._tree, self._k = cKDTree(self._rows), min(size, len(self._rows))
+        self._generator = generator
+
+    def __next__(self) -> Tensor:
+        chosen = int(torch.randint(len(self._rows), (), generator=self._generator))
+        return torch.from_numpy(np.atleast_1d(self._tree.query(self._rows[chosen], self._k)[1]))
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,6 +103,9 @@ class WeightSpaceStepper(Stepper):
     schedule : callable, optional
         The learning rate's factor at a step.
     """
+
+    moving = ("tensors", "weights", "log_noise", "_optimizer", "_t", "_batches", "_others")
+    moving += ("_state", "_failed", "_noise_bounds", "likelihoods", "slope_bias")
 
     def __init__(
         self,
@@ -298,6 +307,10 @@ class WeightSpaceStepper(Stepper):
         return Settled.at(tensors, noise, last.moments(tensors, noise))
 
     # ------------------------------------------------------------------ called by the driver
+
+    def resumed(self) -> None:
+        if self._state is not None:
+            self._state = self.rule.restored(self._state, self.weights.device)
 
     def theta(self) -> np.ndarray:
         """The log hyperparameters of the kernel with its white noise."""

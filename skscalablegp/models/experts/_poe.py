@@ -129,6 +129,9 @@ class PoERegressor(GPRegressorBase):
         Functions called after each step or score with a `TrainingStep`; training ends when one
         returns a true value. With ``share_hyperparameters=False`` and `n_jobs` above 1, the steps
         are reported only when all experts are trained.
+    checkpoint : str, path-like or None, default=None
+        Folder of a file from which the same fit goes on if its process was killed; the file is
+        removed when the fit has ended. Seconds that the file counts belong to `max_seconds`.
     verbose : int, default=0
         Whether to show a progress bar.
     copy_X_train : bool, default=True
@@ -239,6 +242,7 @@ class PoERegressor(GPRegressorBase):
         dtype="auto",
         n_jobs=None,
         callbacks=None,
+        checkpoint=None,
         verbose=0,
         copy_X_train=True,
         n_targets=None,

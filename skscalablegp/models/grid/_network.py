@@ -236,9 +236,12 @@ class NetworkTraining:
 class _Stepper(Stepper):
     """AdamW with a cosine schedule over the network's and some other parameters."""
 
+    moving = ("_moving", "_optimizer", "_schedule", "_generator")
+
     def __init__(self, training: NetworkTraining, phase: int, n_steps: int):
         self.objective_name = ("minus squared error", "log likelihood a row of a batch")[phase]
         self._training, self._phase = training, phase
+        self._generator = training._generator
         other = training._others[phase].requires_grad_(True)
         groups = [
             {"params": training.trained, "weight_decay": _DECAY},

@@ -53,6 +53,8 @@ class NaturalSteps(MovingBelief):
         Whether a batch has all rows.
     """
 
+    moving = ("belief",)
+
     def __init__(self, prior: NaturalBelief, rate: float, conjugate: bool, whole: bool):
         self.prior = self.belief = prior
         self.rate, self.closed, self.whole = rate, conjugate, whole
@@ -85,6 +87,8 @@ class AdamSteps(MovingBelief):
     rate : float
         Learning rate of Adam.
     """
+
+    moving = ("mean", "factor", "adam")
 
     def __init__(self, prior: NaturalBelief, rate: float):
         self.mean, self.factor = prior.shift.clone(), prior.precision.clone()

@@ -151,6 +151,7 @@ class SparseStepper(Stepper):
     """Each step updates the belief from one batch, and everything else by Adam."""
 
     objective_name = "lower bound a row"
+    moving = ("_theta", "_points", "weights", "belief", "_adam", "n_steps", "generator", "_batches")
 
     def __init__(
         self,

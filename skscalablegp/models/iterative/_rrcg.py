@@ -129,6 +129,9 @@ class RRCGRegressor(SolvedGPRegressor):
     callbacks : callable, list of callable or None, default=None
         Functions called after each step or score with a `TrainingStep`; training ends when one
         returns a true value.
+    checkpoint : str, path-like or None, default=None
+        Folder of a file from which the same fit goes on if its process was killed; the file is
+        removed when the fit has ended. Seconds that the file counts belong to `max_seconds`.
     verbose : int, default=0
         Whether to show a progress bar.
     copy_X_train : bool, default=True
@@ -251,6 +254,7 @@ class RRCGRegressor(SolvedGPRegressor):
         device="auto",
         dtype="auto",
         callbacks=None,
+        checkpoint=None,
         verbose=0,
         copy_X_train=True,
         n_targets=None,

@@ -130,6 +130,9 @@ class NNGPRegressor(GPRegressorBase):
     callbacks : callable, list of callable or None, default=None
         Functions called after each step or score with a `TrainingStep`; training ends when one
         returns a true value.
+    checkpoint : str, path-like or None, default=None
+        Folder of a file from which the same fit goes on if its process was killed; the file is
+        removed when the fit has ended. Seconds that the file counts belong to `max_seconds`.
     verbose : int, default=0
         Whether to show a progress bar.
     copy_X_train : bool, default=True
@@ -260,6 +263,7 @@ class NNGPRegressor(GPRegressorBase):
         device="auto",
         dtype="auto",
         callbacks=None,
+        checkpoint=None,
         verbose=0,
         copy_X_train=True,
         n_targets=None,

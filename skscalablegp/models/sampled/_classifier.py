@@ -89,6 +89,9 @@ class QSGPClassifier(QSGPMixin, GPClassifierBase):
     callbacks : callable, list of callable or None, default=None
         Functions called after each step or score with a `TrainingStep`; training ends when one
         returns a true value.
+    checkpoint : str, path-like or None, default=None
+        Folder of a file from which the same fit goes on if its process was killed; the file is
+        removed when the fit has ended. Seconds that the file counts belong to `max_seconds`.
     verbose : int, default=0
         Whether to show a progress bar.
     learning_rate : float, default=1e-05
@@ -213,6 +216,7 @@ class QSGPClassifier(QSGPMixin, GPClassifierBase):
         device="auto",
         dtype="auto",
         callbacks=None,
+        checkpoint=None,
         verbose=0,
         learning_rate=1e-05,
         n_iter_no_change=None,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import torch
 from jaxtyping import Float
@@ -31,6 +32,8 @@ class NoiseAtRows:
     variance: float
     curvature: float
     known: Tensor | float = 0.0
+
+    moving: ClassVar[tuple[str, ...]] = ("variance", "curvature")
 
     @classmethod
     def of(

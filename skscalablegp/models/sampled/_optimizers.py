@@ -34,6 +34,7 @@ class SparseSGD:
     n_steps: int = 1
     spent: Callable[[], float] = lambda: 0.0
     done = 0
+    moving = ("learning_rate", "done")
 
     def rate(self) -> float:
         """The current learning rate."""
@@ -55,10 +56,12 @@ class SparseAdaGrad(SparseSGD):
     """AdaGrad (Duchi et al. 2011) on the drawn entries."""
 
     squares: Tensor | None = None
+    moving = ("learning_rate", "done", "squares")
 
     def change(self, index, gradient, n_units):
         if self.squares is None:
             self.squares = gradient.new_zeros(len(gradient), n_units, gradient.shape[2])
+        self.squares = self.squares.to(gradient.device)  # which a checkpoint left on the CPU
         seen = self.squares[:, index] + gradient.square()
         self.squares[:, index] = seen
         return super().change(index, gradient, n_units) / (seen.sqrt() + 1e-10)
@@ -79,6 +82,8 @@ class SampledAdam:
         Number of steps before the first change.
     """
 
+    moving = ("_first", "_second", "_count")
+
     def __init__(self, learning_rate: float, decay: float, n_steps: int, freeze: int = 0):
         self.learning_rate, self.freeze = learning_rate, freeze
         self.decay = decay ** (1 / max(1, n_steps - freeze))
@@ -93,8 +98,9 @@ class SampledAdam:
         if not bool(torch.isfinite(gradient).all()):
             return theta
         self._count += 1
-        self._first = 0.9 * self._first + 0.1 * gradient
-        self._second = 0.999 * self._second + 0.001 * gradient.square()
+        first, second = (torch.as_tensor(m).to(gradient) for m in (self._first, self._second))
+        self._first = 0.9 * first + 0.1 * gradient
+        self._second = 0.999 * second + 0.001 * gradient.square()
         mean = self._first / (1 - 0.9**self._count)
         root = (self._second / (1 - 0.999**self._count)).sqrt()
         new = theta - self.learning_rate * self.decay**self._count * mean / (root + 1e-12)

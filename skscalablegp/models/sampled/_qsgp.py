@@ -96,6 +96,9 @@ class QSGPRegressor(QSGPMixin, MinibatchGPRegressorBase):
     callbacks : callable, list of callable or None, default=None
         Functions called after each step or score with a `TrainingStep`; training ends when one
         returns a true value.
+    checkpoint : str, path-like or None, default=None
+        Folder of a file from which the same fit goes on if its process was killed; the file is
+        removed when the fit has ended. Seconds that the file counts belong to `max_seconds`.
     verbose : int, default=0
         Whether to show a progress bar.
     n_targets : int, default=None
@@ -230,6 +233,7 @@ class QSGPRegressor(QSGPMixin, MinibatchGPRegressorBase):
         device="auto",
         dtype="auto",
         callbacks=None,
+        checkpoint=None,
         verbose=0,
         n_targets=None,
         learning_rate=1e-05,

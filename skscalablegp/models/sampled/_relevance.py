@@ -240,6 +240,7 @@ class RelevanceStepper(Stepper):
     """
 
     objective_name = "log evidence less half a nat a function, a row and target"
+    moving = ("active", "precision", "noise")
 
     def __init__(self, dictionary: Dictionary, source: RowSource, budget: Budget):
         self.dictionary = dictionary
@@ -342,6 +343,9 @@ class RelevanceStepper(Stepper):
             self.precision[others[best]] = s[best]
             self.active = torch.cat([self.active, others[best : best + 1]]).sort().values
             self._solve()
+
+    def resumed(self) -> None:
+        self._solve()
 
     def score(self) -> float:
         worth = self.t * _WORTH * len(self.active)

@@ -66,6 +66,8 @@ class Sampler:
     n_total: int
     held: np.ndarray = field(default_factory=lambda: np.empty(0, dtype=np.int64))
 
+    moving = ("rng",)
+
     def rows(self) -> np.ndarray:
         """The numbers of a step's rows."""
         count = len(self.source) - len(self.held)
@@ -118,6 +120,8 @@ class SampledStepper(Stepper):
     """
 
     objective_name = OBJECTIVE
+    moving: tuple[str, ...] = ("weights", "optimizer", "_steps", "_slower", "_mean", "_theta")
+    moving += ("noise", "curvature", "sampler")
 
     def __init__(
         self,
@@ -133,7 +137,7 @@ class SampledStepper(Stepper):
         self.weights, self.squares = beginning.weights, beginning.squares
         self.optimizer, self.control_variate = optimizer, control_variate
         self.t = self.support.Y.shape[1]
-        self._theta, self._rows = self.support.theta, self.support.all_rows
+        self._theta, self._rows = self.support.theta.clone(), self.support.all_rows
         self._steps = self._slower = 0
         self._mean, self._better = RunningMean(self.weights, self.t), self.weights
 
@@ -207,6 +211,9 @@ class SampledStepper(Stepper):
         noise = self.noise.at(self.support.known_check)
         return noise.terms(self.support.Y_check.double(), f, variance)
 
+    def resumed(self) -> None:
+        self._better = self.weights
+
     def theta(self) -> np.ndarray:
         return self._theta.detach().cpu().numpy().copy()
 
@@ -249,6 +256,8 @@ class QSGPStepper(SampledStepper):
     From step `exact_from` on f at the rows comes from all functions, in O((b + s) m k): for a
     likelihood that is not Gaussian, estimates from draws leave a bias.
     """
+
+    moving = (*SampledStepper.moving, "hyperparameters", "_sparse_variance")
 
     def __init__(
         self,

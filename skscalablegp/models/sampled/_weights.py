@@ -54,6 +54,8 @@ class RunningMean:
         Number of columns that are averaged, from the first. The others are copied.
     """
 
+    moving = ("_checks", "_from", "_coef", "_last", "_shared", "_a")
+
     def __init__(self, weights: SampledWeights, t: int):
         self.weights, self.t = weights, t
         self._checks = 0

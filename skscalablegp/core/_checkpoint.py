@@ -1,0 +1,151 @@
+"""The file from which a fit goes on after its process was killed."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+import torch
+from sklearn.utils import check_random_state
+
+from .._calls import Call
+from ..ranks import call_parts, fitted_parts, versions
+from ..storage import Decoder, Encoder, ModelFileError, contents, opened, said_by, structure_of
+from .training import Journal
+
+SCHEMA, _KIND = 1, "skscalablegp checkpoint"
+# Parameters that do not change what a fit computes.
+_LEFT_OUT = {"callbacks", "verbose", "n_jobs", "checkpoint"}
+# Parameters of fits inside another one, which get what is left of its time.
+_LEFT_OUT_INSIDE = _LEFT_OUT | {"max_seconds", "memory_budget"}
+_PARTS = ("fit", "seed", "records")
+
+
+def parts_of(call: Call, inside: bool = False) -> dict[str, list[str]]:
+    """A hash and a short text for everything that decides what a fit computes.
+
+    `inside` is whether the fit is part of another one.
+    """
+    found = call_parts(*call, left_out=_LEFT_OUT_INSIDE if inside else _LEFT_OUT)
+    settings = call.estimator.get_params(deep=False)
+    return found | (fitted_parts(call.estimator) if settings.get("warm_start") else {})
+
+
+def digest_of(parts: dict[str, list[str]]) -> str:
+    """One hash for all parts."""
+    text = "\n".join(f"{name} {digest}" for name, (digest, _) in sorted(parts.items()))
+    return blake2b(text.encode(), digest_size=8).hexdigest()
+
+
+def _new_seed(random_state: Any) -> int:
+    """A seed from NumPy's global generator, as scikit-learn draws it, if that is to be used."""
+    return 0 if random_state is not None else int(check_random_state(None).randint(2**31 - 1))
+
+
+class Checkpoint:
+    """One fit's file, which is read once and replaced whenever its journal asks for it.
+
+    Parameters
+    ----------
+    folder : str or path-like
+        Made if it does not exist.
+    call : Call
+        The fit.
+    device : torch.device
+    warn : callable
+        Is told if the file cannot be written later.
+
+    Attributes
+    ----------
+    path : Path
+    journal : Journal
+    resumed : float
+        Seconds of the earlier fit that the file has; 0 if there was no file.
+
+    Raises
+    ------
+    ModelFileError
+        For a file of another fit, and a damaged one.
+    OSError
+        If the folder cannot be used.
+    """
+
+    def __init__(
+        self,
+        folder: str | os.PathLike[str],
+        call: Call,
+        device: torch.device,
+        warn: Callable[[str], None],
+    ):
+        parts = parts_of(call)
+        # A file of other software or another device is one of this fit, and is refused.
+        fit = f"{type(call.estimator).__name__}-{digest_of(parts)}"
+        place = {f"version of {name}": found for name, found in versions().items()}
+        place["device"] = str(device)
+        self._parts = parts | {name: [value, value] for name, value in place.items()}
+        self._warn, self.resumed = warn, 0.0
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        self.path = Path(folder) / f"{fit}.safetensors"
+        found: dict[str, Any] = {}
+        if self.path.exists():
+            self._seed, found = self._read()
+            self.resumed = max((r["seconds"] for r in found.values()), default=0.0)
+        else:
+            self._seed = _new_seed(call.estimator.random_state)
+            self._write({})
+        self.journal = Journal(found, self._seed, self._write_or_warn)
+
+    def _read(self) -> tuple[int, dict[str, Any]]:
+        try:
+            with opened(self.path) as tensors:
+                structure = structure_of(tensors, _KIND, SCHEMA)
+                decoder = Decoder(tensors, structure["checksums"])
+                fit, seed, records = (decoder(structure[name]) for name in _PARTS)
+            self._compare(fit)
+            if type(seed) is not int or not 0 <= seed < 2**32 or type(records) is not dict:
+                raise ModelFileError("it has no seed and records")
+            for record in records.values():
+                if type(record) is not dict or type(record["seconds"]) is not float:
+                    raise ModelFileError("it has a record without its time")
+        except OSError:
+            raise
+        except Exception as error:
+            raise self.refusal(error) from error
+        return seed, records
+
+    def _compare(self, fit: dict[str, list[str]]) -> None:
+        absent = ("", "absent")
+        differences = [
+            f"{name} is {self._parts.get(name, absent)[1]} here and {fit.get(name, absent)[1]} in "
+            "the file"
+            for name in self._parts | fit
+            if self._parts.get(name, absent)[0] != fit.get(name, absent)[0]
+        ]
+        if differences:
+            more = f", and {len(differences) - 4} more" if len(differences) > 4 else ""
+            raise ModelFileError(f"it is of another fit: {'; '.join(differences[:4])}{more}")
+
+    def refusal(self, error: Exception) -> ModelFileError:
+        """The error about a file from which this fit cannot go on."""
+        said = said_by(self.path, error, "", "cannot be continued")
+        return ModelFileError(f"{said} Delete it to begin this fit anew, or name another folder.")
+
+    def _write(self, records: dict[str, Any]) -> None:
+        values = {"fit": self._parts, "seed": self._seed, "records": records}
+        contents(_KIND, SCHEMA, Encoder(), **values).write(self.path)
+
+    def _write_or_warn(self, records: dict[str, Any]) -> None:
+        try:
+            self._write(records)
+        except OSError as error:
+            self._warn(f"The checkpoint {self.path} could not be written: {error}.")
+
+    def end(self, unfinished: bool) -> None:
+        """Write what is new for a fit that is unfinished; remove the file of one that is not."""
+        if unfinished:
+            self.journal.write()
+        else:
+            self.path.unlink(missing_ok=True)
