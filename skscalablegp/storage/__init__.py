@@ -4,7 +4,6 @@ Files of models and checkpoints are made of it.
 """
 
 from ._container import Contents as Contents
-from ._container import Tensors as Tensors
 from ._container import opened as opened
 from ._decode import Decoder as Decoder
 from ._encode import Encoder as Encoder

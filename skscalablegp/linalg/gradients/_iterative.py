@@ -107,12 +107,10 @@ class _IterativeGradient(GradientEstimator):
         return GradientEstimate(grad, None, solution), state
 
     def kept(self, state: GradientState) -> dict:
-        frozen = self.solver_warm_start and state.probes is not None
-        return {
-            "preconditioner": kept_preconditioner(state.preconditioner),
-            "probes": self.kept_probes(state) if frozen else None,
-            "previous": state.previous if frozen else None,
-        }
+        found = {"preconditioner": kept_preconditioner(state.preconditioner), "probes": None}
+        if state.probes is None or not self.solver_warm_start:
+            return found
+        return found | {"probes": self.kept_probes(state), "previous": state.previous}
 
     def resumed(self, problem: GPProblem, state: GradientState, kept: dict) -> GradientState:
         chosen = preconditioner_for(self.solver, self.preconditioner)
