@@ -49,7 +49,7 @@ html_css_files = ["custom.css"]
 html_show_sourcelink = False
 html_theme_options = {
     "logo": {"text": "skscalablegp"},
-    "header_links_before_dropdown": 9,
+    "header_links_before_dropdown": 8,
     "navigation_with_keys": False,
     "navbar_align": "left",
     "show_prev_next": True,
