@@ -86,7 +86,8 @@ class MinibatchGPRegressorBase(GPPredictionBase):
         self, X: np.ndarray, Y: np.ndarray, noise_variance: Any, sample_weight: Any
     ) -> tuple[np.ndarray, np.ndarray, Any, np.ndarray, np.ndarray | None]:
         """Validated rows, merged; their targets, noise_variance, alpha (n,) and weights or None."""
-        n, alpha = len(X), check_noise(self.alpha, len(X))
+        n = len(X)
+        alpha = check_noise(getattr(self, "alpha", 0.0), n)
         known = check_noise_variance(noise_variance, n, Y.shape[1])
         weights = check_sample_weight(sample_weight, n)
         columns = [alpha, *(() if known is None else known.T)]

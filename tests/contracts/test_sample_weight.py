@@ -19,6 +19,7 @@ from sklearn.preprocessing import StandardScaler
 
 import skscalablegp
 from skscalablegp import (
+    BSGDDKLRegressor,
     IterativeGPRegressor,
     KISSGPRegressor,
     LOVEPredictor,
@@ -27,6 +28,7 @@ from skscalablegp import (
     PoERegressor,
     RFFRegressor,
     RRCGRegressor,
+    SCGDDKLRegressor,
     SGPRRegressor,
     SSRFFRegressor,
     SVGPClassifier,
@@ -39,6 +41,9 @@ from skscalablegp.meta._love import _unit
 SETTINGS = {"random_state": 0, "max_iter": 2}
 FEW = {"optimizer": None, **SETTINGS}
 METHOD = {"small_table": "method", **SETTINGS}
+# Few rows are held out, so that contracts see this path too.
+DEEP = {"feature_extractor": (4, 2), "n_components": 12, "batch_size": 8, "max_epochs": 3}
+DEEP |= {"early_stopping": True, "validation_fraction": 0.2, "random_state": 0}
 MODELS = {
     "exact": IterativeGPRegressor(**SETTINGS),
     "solves": IterativeGPRegressor(solver="cg", posterior="pathwise", **SETTINGS),
@@ -74,6 +79,10 @@ MODELS = {
     ),
     "low-rank": LOVEPredictor(KISSGPRegressor(grid_size=8, solver="cg", **SETTINGS)),
     "low-rank-rows": LOVEPredictor(IterativeGPRegressor(**SETTINGS), random_state=0),
+    "deep": SCGDDKLRegressor(**DEEP),
+    "deep-minimax": MinimaxDKLRegressor(**DEEP),
+    "deep-batches": BSGDDKLRegressor(**DEEP),
+    "deep-rows": SCGDDKLRegressor(random_state=0),
     "classes": SVGPClassifier(n_inducing=8, batch_size=10, **SETTINGS),
     "two-classes": SVGPClassifier(n_inducing=8, **SETTINGS),
 }
@@ -82,7 +91,8 @@ TAKE_WEIGHTS = {type(model).__name__ for model in MODELS.values()}
 pytestmark = pytest.mark.filterwarnings("ignore")
 # One setting of each class for quick tests.
 QUICK = ("exact", "truncated", "neighbours", "points", "experts", "features", "series")
-QUICK += ("variational", "classes", "grid", "low-rank")
+QUICK += ("variational", "classes", "grid", "low-rank", "deep")
+QUICK += ("deep-minimax", "deep-batches")
 each = pytest.mark.parametrize(
     "name",
     [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in MODELS],
@@ -159,11 +169,13 @@ def test_zero_leaves_a_row_out_and_one_is_no_weight(name):
     assert_same(ones, without, X)
 
 
-@pytest.mark.parametrize("name", ["exact", "experts", "points", "variational", "grid"])
+@pytest.mark.parametrize("name", ["exact", "experts", "points", "variational", "grid", "deep"])
 def test_known_noise_and_alpha_are_those_of_each_repeated_row(name):
     X, y, weights = table(t=2)
     noise = np.random.default_rng(2).uniform(0.05, 0.2, size=len(X))
-    model = clone(MODELS[name]).set_params(alpha=0.01)
+    model = clone(MODELS[name])
+    if name != "deep":
+        model.set_params(alpha=0.01)
     weighted = clone(model).fit(X, y, noise_variance=noise, sample_weight=weights)
     Xr, yr, noise_r = repeated(weights, X, y, noise)
     assert_same(weighted, clone(model).fit(Xr, yr, noise_variance=noise_r), X)
@@ -376,12 +388,47 @@ def test_the_unit_of_low_rank_errors_is_that_of_all_rows():
 
 def test_weights_of_regressors_under_low_rank_variances():
     X, y, weights = table()
-    rows = LOVEPredictor(MinimaxDKLRegressor(random_state=0))
-    with pytest.raises(TypeError, match="MinimaxDKLRegressor takes no sample_weight, which LOVE"):
-        rows.fit(X, y, sample_weight=weights)
+
+    class Unweighted(IterativeGPRegressor):
+        def fit(self, X, y):
+            return super().fit(X, y)
+
+    with pytest.raises(TypeError, match="Unweighted takes no sample_weight, which LOVE"):
+        LOVEPredictor(Unweighted()).fit(X, y, sample_weight=weights)
     frozen = LOVEPredictor(FrozenEstimator(clone(MODELS["grid"]).fit(X, y)))
     with pytest.raises(ValueError, match="pass sample_weight where it is fitted"):
         frozen.fit(X, y, sample_weight=weights)
+
+
+# ---------------------------------------------------------------- deep kernels
+
+
+def test_the_posterior_of_a_deep_kernel_is_that_of_all_rows():
+    X, y, weights = table(t=2)
+    Xr, yr = repeated(weights, X, y)
+    settings = {**DEEP, "early_stopping": False, "dtype": "float64"}
+    model = SCGDDKLRegressor(**settings).fit(X, y, sample_weight=weights)
+    Z, at = model.extract_features(Xr), model.extract_features(X)
+    H = model.kernel_(Z) + model.noise_variance_ * np.eye(len(Z))
+    unit = (yr - yr.mean(0)) / yr.std(0)
+    expected = multivariate_normal(np.zeros(len(Z)), H).logpdf(unit.T).sum()
+    assert_allclose(model.log_marginal_likelihood_value_, expected, rtol=1e-6)
+    mean = model.kernel_(at, Z) @ np.linalg.solve(H, unit) * yr.std(0) + yr.mean(0)
+    assert_allclose(model.predict(X), mean, atol=1e-6)
+
+
+def test_a_stream_goes_on_from_all_rows():
+    X, y, weights = table()
+    for name in ("deep", "deep-rows"):
+        weighted = clone(MODELS[name]).fit(X, y, sample_weight=weights)
+        again = clone(MODELS[name]).fit(*repeated(weights, X, y))
+        for model in (weighted, again):
+            model.set_params(feature_extractor=(4, 2), n_components=12).partial_fit(X[:9], y[:9])
+        assert_same(weighted, again, X)
+        assert weighted.n_samples_seen_ == weights.sum() + 9
+        assert len(weighted._kept[0]) == weights.sum() + 9
+    half = clone(MODELS["deep"]).fit(X, y, sample_weight=weights + 0.5).partial_fit(X[:9], y[:9])
+    assert np.isfinite(half.predict(X)).all()
 
 
 # ---------------------------------------------------------------- around a fit

@@ -7,6 +7,7 @@ REPEATS = "linalg/gradients/_repeats.py"
 OPERATOR = "linalg/operators/_kernel.py"
 FIT = "core/_regressor.py"
 GRID = "models/grid/"
+DEEP = "models/deep/"
 
 MUTANTS = [
     (
@@ -230,5 +231,71 @@ MUTANTS = [
         "(counts * squares + within).sum()",
         "(squares + within).sum()",
         f"{CONTRACT} -k unit_of_low",
+    ),
+    (
+        "moments of deep features forget the counts",
+        DEEP + "_objective.py",
+        "phi, Y = phi * k.sqrt()[:, None], Y * k.sqrt()[:, None]",
+        "pass",
+        f"{ORACLES} -k deep",
+        True,
+    ),
+    (
+        "deep features count merged rows once",
+        DEEP + "_objective.py",
+        "n += len(Y) if k is None else float(k.sum())",
+        "n += len(Y)",
+        f"{ORACLES} -k deep",
+        True,
+    ),
+    (
+        "factors of known noise are counted once",
+        DEEP + "_objective.py",
+        "(a.log() if k is None else k * a.log()).sum()",
+        "a.log().sum()",
+        f"{ORACLES} -k deep",
+    ),
+    (
+        "held-out rows of deep kernels count once",
+        DEEP + "_objective.py",
+        "losses = losses * (counts / counts.mean())[:, None]",
+        "pass",
+        f"{ORACLES} -k deep",
+    ),
+    (
+        "batches of deep kernels count merged rows once",
+        DEEP + "_stepper.py",
+        "phi, Y = phi * self._root(index)[:, None], Y * self._root(index)[:, None]",
+        "pass",
+        f"{ORACLES} -k deep",
+        True,
+    ),
+    (
+        "independent batches count merged rows once",
+        DEEP + "_stepper.py",
+        "other = other * self._root(others)[:, None]",
+        "pass",
+        f"{ORACLES} -k deep",
+    ),
+    (
+        "factors of known noise count once in a batch",
+        DEEP + "_stepper.py",
+        "share = 1.0 if source.counts is None else self._root(index).square()",
+        "share = 1.0",
+        f"{ORACLES} -k deep",
+    ),
+    (
+        "the units of a deep kernel forget the weights",
+        DEEP + "_base.py",
+        "y_mean, y_scale = repeated_moments(Y, counts, np.zeros_like(Y), normalize=True)",
+        "y_mean, y_scale = column_moments(Y)",
+        f"{CONTRACT} -k posterior_of_a_deep",
+    ),
+    (
+        "a stream goes on from merged rows",
+        DEEP + "_stream.py",
+        "return np.repeat(np.arange(len(counts)), counts.astype(int))",
+        "return np.arange(len(counts))",
+        f"{CONTRACT} -k goes_on",
     ),
 ]

@@ -191,6 +191,8 @@ class RowSource:
     device : torch.device
     noise : ndarray of shape (n,), optional
         Known noise variances in the model's units.
+    counts : ndarray of shape (n,), optional
+        How many equal rows each row stands for.
     """
 
     X: np.ndarray
@@ -200,6 +202,12 @@ class RowSource:
     device: torch.device = torch.device("cpu")
     noise: np.ndarray | None = None
     _resident: tuple[Tensor, Tensor] | None = None
+    counts: np.ndarray | None = None
+
+    @property
+    def n_rows(self) -> int | float:
+        """The number of rows before they were merged: the sum of their counts."""
+        return len(self.X) if self.counts is None else float(self.counts.sum())
 
     def __len__(self) -> int:
         return len(self.X)
@@ -213,8 +221,9 @@ class RowSource:
 
     def subset(self, index: np.ndarray) -> RowSource:
         """Some of the rows, in the same units."""
-        noise = None if self.noise is None else self.noise[index]
-        return replace(self, X=self.X[index], Y=self.Y[index], noise=noise, _resident=None)
+        noise, counts = (None if a is None else a[index] for a in (self.noise, self.counts))
+        parts = {"X": self.X[index], "Y": self.Y[index], "noise": noise, "counts": counts}
+        return replace(self, _resident=None, **parts)
 
     def rows(self, index: np.ndarray | Tensor | slice) -> tuple[Tensor, Tensor]:
         """Scaled inputs (m, d) and targets (m, t) of some rows."""
@@ -238,6 +247,14 @@ class RowSource:
         if isinstance(index, Tensor):
             index = index.cpu().numpy()
         return torch.as_tensor(self.noise[index]).to(self.device, self.dtype)
+
+    def weights(self, index: np.ndarray | Tensor | slice) -> Float[Tensor, " m"] | None:
+        """The counts of some rows; None if every row stands for itself."""
+        if self.counts is None:
+            return None
+        if isinstance(index, Tensor):
+            index = index.cpu().numpy()
+        return torch.as_tensor(self.counts[index]).to(self.device, self.dtype)
 
     def blocks(self, size: int = BLOCK_ROWS) -> Iterator[tuple[Tensor, Tensor]]:
         """All rows in order, `size` at a time."""

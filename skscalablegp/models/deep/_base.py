@@ -30,7 +30,15 @@ from ...core import (
     to_torch,
     warn_if_rough,
 )
-from ...core.data import BLOCK_ROWS, RowSource, Scaling, Table, column_moments, column_ranges
+from ...core.data import (
+    BLOCK_ROWS,
+    RowSource,
+    Scaling,
+    Table,
+    column_moments,
+    column_ranges,
+    repeated_moments,
+)
 from ...core.likelihoods import Gaussian
 from ...core.posteriors import FeaturePosterior, FeatureWeights, Posterior, WeightFeatures
 from ...core.training import train_steps
@@ -42,14 +50,14 @@ from ...features import (
     weigh_inputs,
 )
 from ...kernels import NoSpectralDensity, compile_kernel
-from ...linalg.gradients import ExactEvaluation, GPProblem
+from ...linalg.gradients import ExactEvaluation, GPProblem, Repeats
 from ._batch import BatchGradient
 from ._features import DeepFeatures, make_deep_features
 from ._noise import LARGEST_NOISE, with_white_noise
 from ._plan import MOST_SCORES, DeepPlan, is_default
 from ._plan import plan as make_plan
 from ._stepper import TrainingRows, WeightSpaceStepper, cosine
-from ._stream import KEPT_ROWS, sampled
+from ._stream import KEPT_ROWS, repeated, sampled
 
 # Largest table, in entries, that is stored as tensors.
 _RESIDENT_NUMBERS = 2**24
@@ -87,7 +95,7 @@ class DeepKernelRegressorBase(MinibatchGPRegressorBase):
     # ------------------------------------------------------------------ fit
 
     @fit_context(prefer_skip_nested_validation=True)
-    def fit(self, X, y, noise_variance=None):
+    def fit(self, X, y, noise_variance=None, sample_weight=None):
         """Train the features, then compute the weights' exact posterior in one pass over the rows.
 
         Parameters
@@ -100,6 +108,11 @@ class DeepKernelRegressorBase(MinibatchGPRegressorBase):
             Known noise variance of each row, in the target's own units squared. The learned noise,
             `noise_variance_`, is added to it. Cross-validation splits it if metadata routing is
             enabled.
+        sample_weight : float or array-like of shape (n,), optional
+            Weight of each row. A row of weight k counts as k equal rows, each with the noise of
+            one, and a row of weight zero is left out. Weights need not be whole numbers. Equal rows
+            with equal targets are merged before the fit, so that weights and repeated rows give the
+            same model. A memory map is searched for equal rows, and then copied, only with weights.
 
         Returns
         -------
@@ -114,17 +127,18 @@ class DeepKernelRegressorBase(MinibatchGPRegressorBase):
         """
         with FitRun(self) as run:
             X, Y = self._read_rows(X, y)
+            X, Y, noise_variance, _, counts = self._read_merged(X, Y, noise_variance, sample_weight)
             plan = make_plan(self, len(X))
             run.follow(plan)
-            source = self._new_source(X, Y, noise_variance, plan.precision, run)
+            source = self._new_source(X, Y, noise_variance, plan.precision, run, counts)
             if plan.exact_instead:
-                run.begin(X, Y)
+                run.begin(X, Y, n_rows=source.n_rows)
                 self._fit_rows(source, run)
                 return self
             features = self._new_features(source, plan, run, run.generator)
             rows = self._split(source, plan, run)
             tensors = self._first_tensors(features, rows.source, plan, run, run.generator)
-            run.begin(X, Y)
+            run.begin(X, Y, n_rows=source.n_rows)
             steps = plan.max_epochs.value * plan.steps_per_epoch(len(rows.source))
             stepper = WeightSpaceStepper(
                 features,
@@ -139,8 +153,10 @@ class DeepKernelRegressorBase(MinibatchGPRegressorBase):
             if is_default(self) and rows.held_out is not None:
                 self._check_roughness(stepper.unexplained(), source, run)
             kept = np.arange(len(X))
-            if len(X) > KEPT_ROWS:
+            if counts is None and len(X) > KEPT_ROWS:
                 kept = np.unique(run.random_state.randint(len(X), size=KEPT_ROWS))
+            elif counts is not None:
+                kept = repeated(counts, run.random_state)
             self._kept = tuple(np.array(part[kept]) for part in (X, Y, _noise_of(source)))
             self._stream = 0
         return self
@@ -236,10 +252,16 @@ class DeepKernelRegressorBase(MinibatchGPRegressorBase):
         kernel.set_params(
             k2__noise_level=max(low, white), k2__noise_level_bounds=(low, LARGEST_NOISE)
         )
-        self._kept = tuple(np.array(part) for part in (source.X, source.Y, _noise_of(source)))
+        kept: Any = slice(None)
+        if source.counts is not None:
+            kept = repeated(source.counts, run.random_state)
+        parts = source.X, source.Y, _noise_of(source)
+        self._kept = tuple(np.array(part[kept]) for part in parts)
         self._stream = 0
         self._keep_scaling(scaling)
-        table = Table(rows, targets, scaling.y_mean, scaling.y_scale, self._kept[2])
+        table = Table(rows, targets, scaling.y_mean, scaling.y_scale, parts[2])
+        if source.counts is not None:
+            table = replace(table.counted(), counts=source.counts)
         compiled = compile_kernel(kernel, rows.shape[1])
         fit_exactly(table, compiled, StageSettings("auto"), run, planned=True)
 
@@ -275,19 +297,29 @@ class DeepKernelRegressorBase(MinibatchGPRegressorBase):
     # ------------------------------------------------------------------ parts of a fit
 
     def _new_source(
-        self, X: np.ndarray, Y: np.ndarray, noise_variance: Any, dtype: torch.dtype, run: FitRun
+        self,
+        X: np.ndarray,
+        Y: np.ndarray,
+        noise_variance: Any,
+        dtype: torch.dtype,
+        run: FitRun,
+        counts: np.ndarray | None = None,
     ) -> RowSource:
         """Rows in units of their standard deviations; normalize_y=False keeps the mean of y."""
-        y_mean, y_scale = column_moments(Y)
+        if counts is None:
+            y_mean, y_scale = column_moments(Y)
+        else:
+            y_mean, y_scale = repeated_moments(Y, counts, np.zeros_like(Y), normalize=True)
         if not run.normalizes(Y, scaled=True):
             y_mean = np.zeros(Y.shape[1])
-            y_scale = np.sqrt(np.square(Y).mean(0))
+            y_scale = np.sqrt(np.average(np.square(Y), axis=0, weights=counts))
             y_scale = np.where(y_scale > 0, y_scale, 1.0)
         if noise_variance is not None and self.normalize_y is not True:
             # Noise in units of y needs the same divisor for all targets.
             y_scale = np.full_like(y_scale, np.sqrt(np.mean(np.square(y_scale))))
         scaling = Scaling(*column_moments(X, robust=True), y_mean, y_scale)
-        return self._source(X, Y, noise_variance, scaling, dtype, run, new=True)
+        source = self._source(X, Y, noise_variance, scaling, dtype, run, new=True)
+        return replace(source, counts=counts)
 
     def _source(
         self,
@@ -357,7 +389,7 @@ class DeepKernelRegressorBase(MinibatchGPRegressorBase):
     def _split(self, source: RowSource, plan: DeepPlan, run: FitRun) -> TrainingRows:
         """Training and held-out rows; no copies unless rows are held out."""
         if not plan.early_stopping.value:
-            return TrainingRows(source, source, len(source))
+            return TrainingRows(source, source, source.n_rows)
         count = max(1, round(self.validation_fraction * len(source)))
         if count >= len(source):
             raise ValueError(
@@ -368,7 +400,7 @@ class DeepKernelRegressorBase(MinibatchGPRegressorBase):
         train, held_out = (
             _resident(source.subset(np.sort(part))) for part in (order[count:], order[:count])
         )
-        return TrainingRows(train, train, len(train), held_out)
+        return TrainingRows(train, train, train.n_rows, held_out)
 
     def _learn(
         self,
@@ -379,7 +411,7 @@ class DeepKernelRegressorBase(MinibatchGPRegressorBase):
         stream: bool = False,
     ) -> None:
         """Train, and finish by an exact pass over `rows`, which stand for all rows so far."""
-        plan, n = stepper.plan, self.n_samples_seen_
+        plan, n = stepper.plan, self.n_samples_seen_ if stream else rows.n_rows
         run.preview = lambda model, step: model._keep(stepper, rows, n)
         steps = 0 if plan.new_optimizer is None else steps
         every = max(1, math.ceil(steps / (MOST_SCORES if stream else plan.n_scores)))
@@ -416,7 +448,7 @@ class DeepKernelRegressorBase(MinibatchGPRegressorBase):
             reason = "diverged"
         run.ended(reason, n_iter=result.n_steps, planned=True, limit="max_epochs")
 
-    def _keep(self, stepper: WeightSpaceStepper, rows: RowSource, n: int) -> float:
+    def _keep(self, stepper: WeightSpaceStepper, rows: RowSource, n: int | float) -> float:
         """Store the arrays that predictions need, from an exact pass; returns the jitter."""
         settled, features = stepper.finish(rows, n), stepper.features
         weights, theta = settled.evaluation.posterior(settled.noise), features.theta_at
@@ -524,8 +556,9 @@ def _noise_of(source: RowSource) -> np.ndarray:
 def _exact_problem(kernel: Kernel, source: RowSource) -> GPProblem:
     """The exact process of rows in the model's units."""
     X, Y = source.rows(slice(None))
-    noise = torch.as_tensor(_noise_of(source)).to(X)
-    return GPProblem(compile_kernel(kernel, X.shape[1]), X, Y, noise)
+    noise, k = torch.as_tensor(_noise_of(source)).to(X), source.weights(slice(None))
+    repeats = None if k is None else Repeats(k.to(X), torch.zeros_like(noise))
+    return GPProblem(compile_kernel(kernel, X.shape[1]), X, Y, noise, repeats=repeats)
 
 
 def _ranges(source: RowSource) -> tuple[torch.Tensor, torch.Tensor]:

@@ -30,7 +30,7 @@ class FeatureBatch:
         The current weights.
     log_noise : scalar Tensor
         log s2, differentiable.
-    n : int
+    n : int or float
         Rows of the whole table.
     other : Tensor of shape (b, m) or None
         Features of an independent batch, without a gradient, for rules that need one.
@@ -40,7 +40,7 @@ class FeatureBatch:
     Y: Float[Tensor, "b t"]
     weights: Float[Tensor, "m t"]
     log_noise: Float[Tensor, ""]
-    n: int
+    n: int | float
     other: Tensor | None = None
 
 

@@ -93,7 +93,7 @@ class CompositionalGradient(BatchGradient):
         return replace(state, gram=gram, inverse=P, trace=P.diagonal().sum(), pending=(), t=t)
 
 
-def _inverse(gram: Float64[Tensor, "m m"], n: int, noise: float) -> Float64[Tensor, "m m"]:
+def _inverse(gram: Float64[Tensor, "m m"], n: int | float, noise: float) -> Float64[Tensor, "m m"]:
     F = gram * n
     F.diagonal().add_(noise)
     return torch.cholesky_inverse(cholesky_with_jitter(F)[0])

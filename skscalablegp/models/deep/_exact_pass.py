@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -103,7 +103,7 @@ class ExactPass:
     ----------
     features : DeepFeatures
     rows : RowSource
-    n : int
+    n : int or float
         Number of rows of the whole table, of which `rows` may be a random part.
     dtype : torch.dtype
         Precision of the features; their products are in float64.
@@ -111,7 +111,7 @@ class ExactPass:
 
     features: DeepFeatures
     rows: RowSource
-    n: int
+    n: int | float
     dtype: torch.dtype
 
     @property
@@ -120,13 +120,18 @@ class ExactPass:
 
     def moments(self, tensors: list[Tensor], noise: float) -> FeatureMoments:
         """The exact moments at a noise variance, scaled to n rows."""
-        blocks = self.rows.blocks(_PASS_ROWS)
-        if self.known_noise:
-            known = self.rows.known(slice(None)).double()
-            scales = row_scale(noise, known).split(_PASS_ROWS)
-            blocks = ((*block, scale) for block, scale in zip(blocks, scales, strict=True))
+        blocks = self._blocks(noise)
         moments = feature_moments(blocks, lambda X: self.features(tensors, X.to(self.dtype)))
         return moments if moments.n == self.n else moments.extended(self.n)
+
+    def _blocks(self, noise: float) -> Iterator[tuple[Tensor | None, ...]]:
+        """Blocks of rows, with factors for known noise, and counts; None if there are none."""
+        for start in range(0, len(self.rows), _PASS_ROWS):
+            part = slice(start, start + _PASS_ROWS)
+            scale = None
+            if self.known_noise:
+                scale = row_scale(noise, self.rows.known(part).double())
+            yield *self.rows.rows(part), scale, self.rows.weights(part)
 
     def settle(
         self, tensors: list[Tensor], moments: FeatureMoments, search: NoiseSearch, held_out: bool
@@ -189,12 +194,18 @@ class ExactPass:
                 for X, Y in held_out.blocks(_PASS_ROWS)
             ]
         Z, Y = (torch.cat(part) for part in zip(*blocks, strict=True))
+        counts = held_out.weights(slice(None))
+        counts = None if counts is None else counts.double()
         if held_out.noise is None:
-            return *held_out_noise(moments, Z, Y, search.bounds), moments
+            found = held_out_noise(moments, Z, Y, search.bounds, 0.0, counts)
+            return *found, moments
         known, noise, some = held_out.known(slice(None)).double(), search.noise, self._some()
+        rows = known, counts
         if search.bounds[0] < search.bounds[1]:
             noise = search.best(
-                lambda s2: held_out_noise(some.moments(tensors, s2), Z, Y, (s2, s2), known)[1]
+                lambda s2: held_out_noise(some.moments(tensors, s2), Z, Y, (s2, s2), known, counts)[
+                    1
+                ]
             )
             moments = self.moments(tensors, noise)
-        return noise, held_out_noise(moments, Z, Y, (noise, noise), known)[1], moments
+        return noise, held_out_noise(moments, Z, Y, (noise, noise), *rows)[1], moments

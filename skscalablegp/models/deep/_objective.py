@@ -36,8 +36,8 @@ class FeatureMoments:
         Z'Y.
     square : float
         tr(Y'Y).
-    n : int
-        Rows.
+    n : int or float
+        Rows, or the sum of their counts.
     log_scale : float
         Sum of log a_i, where rows of noise variance s2 / a_i^2 were multiplied by a_i.
     """
@@ -45,14 +45,14 @@ class FeatureMoments:
     gram: Float64[Tensor, "m m"]
     cross: Float64[Tensor, "m t"]
     square: float
-    n: int
+    n: int | float
     log_scale: float = 0.0
 
     def scaled(self, variance: float) -> FeatureMoments:
         """The moments of features that are sqrt(variance) times as large."""
         return replace(self, gram=self.gram * variance, cross=self.cross * variance**0.5)
 
-    def extended(self, n: int) -> FeatureMoments:
+    def extended(self, n: int | float) -> FeatureMoments:
         """Estimated moments of n rows, of which these are a random part."""
         factor = n / self.n
         return FeatureMoments(
@@ -65,31 +65,36 @@ class FeatureMoments:
 
 
 def feature_moments(
-    blocks: Iterable[tuple[Tensor, ...]], evaluate: Callable[[Tensor], Tensor]
+    blocks: Iterable[tuple[Tensor | None, ...]], evaluate: Callable[[Tensor], Tensor]
 ) -> FeatureMoments:
     """One pass over the rows; O(n m^2) time, O(m^2) memory beside a block.
 
     Parameters
     ----------
-    blocks : iterable of (Tensor of shape (b, d), Tensor of shape (b, t)[, Tensor of shape (b,)])
-        Inputs, targets, and the factors of rows with known noise (see `row_scale`).
+    blocks : iterable of tuples of (Tensor of shape (b, d), Tensor of shape (b, t), ...)
+        Inputs and targets. A third entry (b,) has the factors of rows with known noise (see
+        `row_scale`), a fourth the counts of merged rows; either may be None.
     evaluate : callable
         phi of a block of rows; products are accumulated in float64.
     """
     gram = cross = None
     square, n, log_scale = 0.0, 0, 0.0
     with torch.no_grad():
-        for X, Y, *scale in blocks:
+        for X, Y, *more in blocks:
             phi, Y = evaluate(X).double(), Y.double()
-            for a in scale:
-                phi, Y = phi * a.double()[:, None], Y * a.double()[:, None]
-                log_scale += float(a.double().log().sum())
+            a, k = (None if part is None else part.double() for part in (*more, None, None)[:2])
+            if a is not None:
+                phi, Y = phi * a[:, None], Y * a[:, None]
+                log_scale += float((a.log() if k is None else k * a.log()).sum())
+            if k is not None:
+                phi, Y = phi * k.sqrt()[:, None], Y * k.sqrt()[:, None]
             if gram is None:
                 gram = phi.new_zeros(phi.shape[1], phi.shape[1])
                 cross = phi.new_zeros(phi.shape[1], Y.shape[1])
             gram.addmm_(phi.T, phi)
             cross.addmm_(phi.T, Y)
-            square, n = square + float(Y.square().sum()), n + len(Y)
+            square = square + float(Y.square().sum())
+            n += len(Y) if k is None else float(k.sum())
     if gram is None:
         raise ValueError("feature_moments needs at least one block of rows.")
     return FeatureMoments(gram, cross, square, n, log_scale)
@@ -148,6 +153,7 @@ def held_out_noise(
     Y: Float64[Tensor, "h t"],
     noise_bounds: tuple[float, float],
     known: Float[Tensor, " h"] | float = 0.0,
+    counts: Float[Tensor, " h"] | None = None,
 ) -> tuple[float, float]:
     """The noise variance that maximises the likelihood of held-out rows.
 
@@ -164,6 +170,8 @@ def held_out_noise(
         Of s2.
     known : Tensor of shape (h,), optional
         Known noise variances of the held-out rows, in addition to s2.
+    counts : Tensor of shape (h,), optional
+        How many equal rows each of them stands for.
 
     Returns
     -------
@@ -185,7 +193,10 @@ def held_out_noise(
         inverse = 1 / (lam + s2)
         variance = (s2 * (1 + squares @ inverse) + known)[:, None]
         error = (B @ (inverse[:, None] * rotated) - Y).square()
-        return float((error / variance + torch.log(variance)).mean())
+        losses = error / variance + torch.log(variance)
+        if counts is not None:
+            losses = losses * (counts / counts.mean())[:, None]
+        return float(losses.mean())
 
     low, high = (math.log(bound) for bound in noise_bounds)
     if low == high:
@@ -250,7 +261,7 @@ def data_fit(
     Y: Float[Tensor, "b t"],
     weights: Float[Tensor, "m t"],
     log_noise: Float[Tensor, ""],
-    n: int,
+    n: int | float,
 ) -> Float[Tensor, ""]:
     """An unbiased estimate of g / n from a batch of b rows, which is exact for b = n.
 
@@ -268,7 +279,7 @@ def log_det_direction(
     P: Float[Tensor, "m m"],
     trace: Float[Tensor, ""],
     log_noise: Float[Tensor, ""],
-    n: int,
+    n: int | float,
 ) -> Float[Tensor, ""]:
     """<P, F_S> / n with F_S = (n / b) phi'phi + s2 I, whose gradient is that of log|F| at P = F^-1.
 

@@ -70,7 +70,7 @@ class TrainingRows:
         Rows that batches are drawn from.
     scored : RowSource
         Rows of the exact passes.
-    n : int
+    n : int or float
         Number of rows of the whole table, of which `scored` may be a random part.
     held_out : RowSource or None
         Rows whose mean negative log density is the score. Without them the score is the negative
@@ -79,7 +79,7 @@ class TrainingRows:
 
     source: RowSource
     scored: RowSource
-    n: int
+    n: int | float
     held_out: RowSource | None = None
 
 
@@ -194,6 +194,8 @@ class WeightSpaceStepper(Stepper):
             with torch.no_grad():
                 others = next(self._others)
                 other = self.features(self.tensors, source.rows(others)[0])
+                if source.counts is not None:
+                    other = other * self._root(others)[:, None]
         phi, log_noise, log_scales = self.features(self.tensors, X), self.log_noise, 0.0
         if self.features.white.tied:
             log_noise = self.features.white.log(self.tensors[self.features.theta_at]).to(phi)
@@ -201,10 +203,21 @@ class WeightSpaceStepper(Stepper):
             s2 = torch.exp(log_noise)
             scale = row_scale(s2, source.known(index))
             phi, Y = phi * scale[:, None], Y * scale[:, None]
-            log_scales = 2 * Y.shape[1] * scale.log().mean()
+            share = 1.0 if source.counts is None else self._root(index).square()
+            log_scales = 2 * Y.shape[1] * (share * scale.log()).mean()
             if other is not None:
                 other = other * row_scale(s2.detach(), source.known(others))[:, None]
+        if source.counts is not None:
+            phi, Y = phi * self._root(index)[:, None], Y * self._root(index)[:, None]
         return FeatureBatch(phi, Y, self.weights, log_noise, self.rows.n, other), log_scales
+
+    def _root(self, index: Tensor) -> Tensor:
+        """Square roots of counts relative to their mean, by which rows of a batch are multiplied.
+
+        Sums over a batch then stand for the same multiple of the table as without counts.
+        """
+        source = self.rows.source
+        return (source.weights(index) / float(source.counts.mean())).sqrt()
 
     def _project(self) -> None:
         """Move the noise and the kernel's hyperparameters back into their bounds."""
@@ -284,7 +297,7 @@ class WeightSpaceStepper(Stepper):
         variance = torch.cat(targets).var(0, correction=0).mean()
         return float(torch.cat(errors).square().mean() / variance)
 
-    def finish(self, rows: RowSource, n: int) -> Settled:
+    def finish(self, rows: RowSource, n: int | float) -> Settled:
         """An exact pass over other rows, all in float64; it does not change the training.
 
         The noise is the one that maximises the likelihood of held-out rows, if there are any.

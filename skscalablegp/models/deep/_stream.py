@@ -37,3 +37,19 @@ def sampled(
         for part, new in zip(kept, rows, strict=True):
             part[place] = new[i]
     return kept
+
+
+def repeated(counts: np.ndarray, random_state: np.random.RandomState) -> np.ndarray:
+    """Numbers of merged rows as often as they count: a uniform sample of the rows before merging.
+
+    All of them, if they are whole numbers and not too many.
+
+    Parameters
+    ----------
+    counts : ndarray of shape (n,)
+    random_state : RandomState
+    """
+    if counts.sum() <= KEPT_ROWS and (counts == counts.round()).all():
+        return np.repeat(np.arange(len(counts)), counts.astype(int))
+    size = int(min(KEPT_ROWS, max(1, round(counts.sum()))))
+    return np.sort(random_state.choice(len(counts), size, p=counts / counts.sum()))

@@ -1,17 +1,18 @@
 """Merged rows against the same functions of the rows themselves."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from numpy.testing import assert_allclose
-from sklearn.gaussian_process.kernels import RBF, ConstantKernel, WhiteKernel
+from sklearn.gaussian_process.kernels import RBF, ConstantKernel, DotProduct, WhiteKernel
 from torch import Generator
 
-from skscalablegp.core.data import Table, merged
+from skscalablegp.core.data import RowSource, Scaling, Table, merged
 from skscalablegp.core.likelihoods import Gaussian
-from skscalablegp.features import sample_prior_features
+from skscalablegp.features import make_network, sample_prior_features
 from skscalablegp.kernels import compile_kernel
 from skscalablegp.likelihoods import StudentT
 from skscalablegp.linalg.gradients import (
@@ -25,6 +26,14 @@ from skscalablegp.linalg.gradients import (
     fisher_information,
     sets_marginal_likelihood,
 )
+from skscalablegp.models.deep._exact_pass import ExactPass, NoiseSearch
+from skscalablegp.models.deep._features import make_deep_features
+from skscalablegp.models.deep._objective import (
+    data_fit,
+    log_det_direction,
+    weight_space_likelihood,
+)
+from skscalablegp.models.deep._stepper import TrainingRows, WeightSpaceStepper
 from skscalablegp.models.experts._gradient import ExpertsGradient
 from skscalablegp.models.fourier._collapsed import collapsed_marginal_likelihood, feature_weights
 from skscalablegp.models.grid import (
@@ -289,3 +298,64 @@ def test_objectives_of_a_grids_network_count_all_rows():
     constant = 0.5 * T * (len(whole.X) - len(part.X)) * np.log(2 * np.pi)
     assert_allclose(values[0][0] - constant, values[1][0], rtol=1e-9)
     assert_allclose(values[0][1:], values[1][1:], rtol=1e-9)
+
+
+# ---------------------------------------------------------------- deep kernels
+
+
+def sources():
+    """Rows with counts and the same rows, with equal targets and known noise."""
+    rng = np.random.default_rng(0)
+    X, Y, counts = rng.normal(size=(12, 2)), rng.normal(size=(12, T)), rng.integers(1, 5, size=12)
+    noise, unit = rng.uniform(0.05, 0.2, size=12), (np.zeros(2), np.ones(2))
+    part = RowSource(X, Y, Scaling(*unit, *unit), torch.float64, noise=noise, counts=counts * 1.0)
+    parts = (np.repeat(a, counts, axis=0) for a in (X, Y, noise))
+    X, Y, noise = parts
+    return part, replace(part, X=X, Y=Y, noise=noise, counts=None)
+
+
+def deep_features():
+    """Features of a network, and their tensors."""
+    generator, end = Generator().manual_seed(0), torch.ones(2, dtype=torch.float64)
+    kernel = compile_kernel(ConstantKernel() * DotProduct() + WhiteKernel(0.1), 2)
+    network = make_network(2, (4, 2), "tanh")
+    features = make_deep_features(network, kernel, True, 6, generator, (-3 * end, 3 * end))
+    return features, features.initial(generator, torch.float64)
+
+
+@pytest.mark.parametrize("noisy", [False, True])
+def test_passes_over_a_deep_kernels_rows_count_all_rows(noisy):
+    values, (features, tensors) = [], deep_features()
+    for source in sources():
+        source = source if noisy else replace(source, noise=None)
+        passes = ExactPass(features, source, source.n_rows, torch.float64)
+        moments = passes.moments(tensors, 0.1)
+        bounds, search = (0.01, 10.0), NoiseSearch(0.1, (0.01, 10.0), near=False)
+        noise, density, _ = passes.held_out_noise(tensors, moments, search, source)
+        found = weight_space_likelihood(moments, 0.1)
+        values.append([found.value, *found.weights.flatten().tolist(), moments.n, noise, density])
+        assert bounds[0] < noise < bounds[1]
+    assert_allclose(*values, rtol=1e-8)
+
+
+@pytest.mark.parametrize("noisy", [False, True])
+def test_a_batch_of_a_deep_kernel_counts_all_rows(noisy):
+    values, (features, tensors) = [], deep_features()
+    m = features.n_features
+    for source in sources():
+        source = source if noisy else replace(source, noise=None)
+        every = torch.arange(len(source))
+        stepper = WeightSpaceStepper.__new__(WeightSpaceStepper)
+        stepper.rows = TrainingRows(source, source, source.n_rows)
+        stepper._batches, stepper._others = iter([every]), iter([every])
+        stepper.rule = SimpleNamespace(needs_independent_batch=True)
+        stepper.features, stepper.tensors = features, tensors
+        stepper.log_noise = torch.tensor(-1.0, dtype=torch.float64)
+        stepper.weights = torch.linspace(0, 1, m * T, dtype=torch.float64).reshape(m, T)
+        batch, log_scales = stepper._next_batch()
+        P = torch.eye(m, dtype=torch.float64)
+        fit = data_fit(batch.phi, batch.Y, batch.weights, batch.log_noise, batch.n)
+        slope = log_det_direction(batch.phi, P, P.trace(), batch.log_noise, batch.n)
+        other = (batch.other * batch.phi).sum(1).mean()
+        values.append([*map(float, (fit, slope, log_scales, other))])
+    assert_allclose(*values, rtol=1e-9)
