@@ -10,6 +10,7 @@ processes on this machine, which talk over the loopback interface. Parts:
 product   H V for --rows rows in float32, evaluated in tiles; the median of --repeats
 kept      the same with stored tiles
 fit       a fit of IterativeGPRegressor without training: one solve for the targets and 64 samples
+model     no measurement: a prediction of seconds a product from --rate and --link, for 1 to 64 ranks
 
 Keys of a line: ``seconds`` by the wall clock; ``processor_seconds`` of each rank in that time, of
 which the largest is the time that a machine without other work would need, beside the messages;
@@ -119,6 +120,28 @@ def fits(args):
     }
 
 
+def predicted(n, size, sides, rate, link, latency=5e-5):
+    """Seconds of a product that `size` ranks share, and its efficiency; a prediction.
+
+    Each rank evaluates n^2 / size entries at `rate` entries a second. V goes to all ranks, and the
+    sums go back, in 4 n sides bytes each over every link, pipelined in a ring, at `link` Gb/s;
+    every rank adds a latency to both.
+    """
+    computing = n**2 / rate / size
+    messages = 2 * (4 * n * sides * 8 / (link * 1e9) + size * latency) if size > 1 else 0.0
+    return computing + messages, computing / (computing + messages)
+
+
+def model(args):
+    """One line for each size, with the assumptions."""
+    for n in (10**5, 10**6, 10**7):
+        for size in (1, 2, 4, 8, 16, 32, 64):
+            seconds, efficiency = predicted(n, size, args.sides, args.rate, args.link)
+            given = {"rows": n, "sides": args.sides, "rate": args.rate, "link": args.link}
+            found = {"seconds": round(seconds, 6), "efficiency": round(efficiency, 3)}
+            print(json.dumps({"part": "model", "ranks": size} | found | given), flush=True)
+
+
 def rank(args):
     """One rank; rank 0 prints the figures."""
     import torch
@@ -170,11 +193,16 @@ def main():
     parser.add_argument("--sides", type=int, default=65, help="columns of V")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--rounds", type=int, default=1, help="numbers of ranks take turns")
+    parser.add_argument("--rate", type=float, default=2.6e8, help="model: entries a second")
+    parser.add_argument("--link", type=float, default=100.0, help="model: Gb/s")
     parser.add_argument("--rank", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.rank:
         args.part = args.part[0]
         rank(args)
+        return
+    if args.part == ["model"]:
+        model(args)
         return
     commit = subprocess.run(
         ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True
