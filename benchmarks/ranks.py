@@ -10,7 +10,7 @@ processes on this machine, which talk over the loopback interface. Parts:
 product   H V for --rows rows in float32, evaluated in tiles; the median of --repeats
 kept      the same with stored tiles
 fit       a fit of IterativeGPRegressor without training: one solve for the targets and 64 samples
-model     no measurement: a prediction of seconds a product from --rate and --link, for 1 to 64 ranks
+model     not measured: predicted seconds a product from --rate and --link, for 1 to 64 ranks
 
 Keys of a line: ``seconds`` by the wall clock; ``processor_seconds`` of each rank in that time, of
 which the largest is the time that a machine without other work would need, beside the messages;
