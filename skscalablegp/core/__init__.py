@@ -24,6 +24,7 @@ from ._fitted import FittedProcess, LeftOut, fitted_process
 from ._leave_one_out import left_out
 from ._minibatch import GPClassifierBase, MinibatchGPRegressorBase, input_scaling
 from ._model import GPModel, check_categories
+from ._noise_floor import below_the_noise_bound
 from ._parameters import PARAMETERS
 from ._plan import Choice, Machine, MemoryNeed, Plan, ignore, is_auto, only_float64, resolve
 from ._prediction import GPPredictionBase

@@ -13,6 +13,7 @@ from ..kernels import TorchKernel
 from ..linalg.blocks import cholesky_
 from ..linalg.gradients import ExactGradient, GPProblem
 from ._exact_process import ExactProcess
+from ._noise_floor import below_the_noise_bound
 from ._plan import MemoryNeed
 from ._run import FitRun
 from ._stages import train_or_report
@@ -91,6 +92,7 @@ def fit_exactly(
     subsets = Subsets.of(start_rows(n, problem.X.shape[1]))
     settings = replace(settings, subsets=subsets, exact_steps=_STEPS)
     result = train_or_report(problem, ExactGradient(), settings, run)
+    kernel, result = below_the_noise_bound(problem, kernel, result, settings, run)
     theta = torch.as_tensor(result.theta)
     jitter = run.finish("factor", lambda: keep(run.estimator, theta))
     run.ended(result.stop_reason, n_iter=result.n_iter, planned=planned or result.planned)

@@ -196,7 +196,8 @@ def default_kernel(
     least 1e-3: below it, all rows are uncorrelated, every gradient is zero and the optimiser cannot
     return. That of the noise variance is at least 1e-4, a standard deviation of a hundredth of the
     target's: with less, the matrix is singular in single precision, and the likelihood of a small
-    subset can be highest where the model interpolates.
+    subset can be highest where the model interpolates. Where all rows are factorised in double
+    precision, training goes on below this bound if leave-one-out predictions gain.
 
     Parameters
     ----------

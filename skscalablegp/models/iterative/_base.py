@@ -18,6 +18,7 @@ from ...core import (
     FitRun,
     GPRegressorBase,
     Machine,
+    below_the_noise_bound,
     is_auto,
     to_numpy,
     to_torch,
@@ -100,6 +101,8 @@ class SolvedGPRegressor(GPRegressorBase):
             run.budget.reserve("final solve" if plan.all_rows else "first solve")
         factor = FactorBudget(problem, run) if exact else None
         result, plan = self._train(problem, plan, run)
+        if result.exact and plan.all_rows:
+            kernel, result = below_the_noise_bound(problem, kernel, result, plan.stages, run)
         problem.workspace.release()
         if result.exact and plan.all_rows:
             plan = plan.factorised(result.dtype)

@@ -1,0 +1,95 @@
+"""Functions without noise: the lower bound of the noise is dropped where it pays."""
+
+import numpy as np
+import pytest
+from numpy.testing import assert_allclose
+from sklearn.exceptions import ConvergenceWarning
+from sklearn.gaussian_process import GaussianProcessRegressor
+from sklearn.gaussian_process.kernels import ConstantKernel, Matern, WhiteKernel
+
+from skscalablegp import IterativeGPRegressor, NNGPRegressor
+
+LOW, LOWER = 1e-4, 1e-7
+
+
+def smooth(n, seed=0):
+    X = np.random.default_rng(seed).random((n, 2))
+    return X, np.sin(4 * X[:, 0]) + X[:, 1] ** 2
+
+
+def nll(model, X, y):
+    mean, std = model.predict(X, return_std=True)
+    return np.mean(np.log(std) + 0.5 * ((y - mean) / std) ** 2)
+
+
+def noise_of(model):
+    """The noise level and its lower bound."""
+    white = model.kernel_.k2
+    return white.noise_level, white.noise_level_bounds[0]
+
+
+@pytest.mark.parametrize("estimator", [IterativeGPRegressor, NNGPRegressor])
+def test_smooth_functions_without_noise(estimator):
+    X, y = smooth(200)
+    X_new, y_new = smooth(1000, 1)
+    model = estimator(random_state=0).fit(X, y)
+    level, low = noise_of(model)
+    assert_allclose(low, LOWER, rtol=1e-6)
+    assert level < LOW / 10
+    # The optimum with the usual bound, by scikit-learn.
+    given = model.kernel_.k1 + WhiteKernel(LOW, (LOW, 1.0))
+    with pytest.warns(ConvergenceWarning, match="lower bound"):
+        bounded = GaussianProcessRegressor(given, normalize_y=True, alpha=1e-10).fit(X, y)
+    assert nll(model, X_new, y_new) < nll(bounded, X_new, y_new) - 1
+    assert model.log_marginal_likelihood_value_ > bounded.log_marginal_likelihood_value_ + 50
+    exact = GaussianProcessRegressor(model.kernel_, optimizer=None, normalize_y=True).fit(X, y)
+    likelihood = exact.log_marginal_likelihood(model.kernel_.theta)
+    assert_allclose(model.log_marginal_likelihood_value_, likelihood, rtol=1e-3)
+    assert model.fit_report_.status == "converged"
+
+
+@pytest.mark.filterwarnings("ignore:The optimal value found")
+def test_steps_keep_the_bound():
+    X = np.random.default_rng(2).random((400, 1))
+    model = IterativeGPRegressor(random_state=0).fit(X, np.floor(3 * X[:, 0]))
+    assert_allclose(noise_of(model), LOW, rtol=0.02)
+
+
+def test_noise_keeps_the_bound():
+    X, y = smooth(200)
+    y = y + 0.1 * np.random.default_rng(2).standard_normal(200)
+    level, low = noise_of(IterativeGPRegressor(random_state=0).fit(X, y))
+    assert_allclose(low, LOW)
+    assert 0.005 < level < 0.1
+
+
+@pytest.mark.filterwarnings("ignore:The optimal value found")
+@pytest.mark.parametrize("known", ["kernel", "noise_variance", "repeats"])
+def test_bounds_of_others_are_theirs(known):
+    X, y = smooth(150)
+    kernel, noise = None, None
+    if known == "kernel":
+        kernel = ConstantKernel() * Matern(nu=1.5) + WhiteKernel(1.0, (LOW, 10.0))
+    elif known == "noise_variance":
+        noise = np.full(150, 1e-3)
+    else:
+        X, y = np.vstack([X, X]), np.concatenate([y, y])
+    model = IterativeGPRegressor(kernel, random_state=0).fit(X, y, noise_variance=noise)
+    assert_allclose(noise_of(model)[1], LOW)
+
+
+def test_time_ends_the_descent():
+    """Whatever step ends the fit, the kernel's bounds hold for its values."""
+    X, y = smooth(150)
+    whole = IterativeGPRegressor(random_state=0).fit(X, y)
+    for last in range(1, whole.fit_report_.n_iter, 4):
+        seen = []
+
+        def stop(state, last=last, seen=seen):
+            seen.append(state)
+            return len(seen) >= last
+
+        model = IterativeGPRegressor(random_state=0, callbacks=stop).fit(X, y)
+        level, low = noise_of(model)
+        assert level >= low * (1 - 1e-9)
+        assert np.isfinite(model.predict(X, return_std=True)).all()
