@@ -283,6 +283,7 @@ def _check_model(model: GPModel, state: Mapping[str, Any]) -> None:
         if not (right and (value > 0 if sign else value >= 0)):
             raise ModelFileError(f"{name} is {value!r:.60}, which is not possible")
     _check_targets(state)
+    _check_grid(state)
     if "n_iter_" in state and state.get("kernel_") is not None:
         d = state.get("n_features_in_") if model._kernel_sees_rows() else None
         _check_kernel(state["kernel_"], "kernel_", d)
@@ -300,6 +301,13 @@ def _check_targets(state: Mapping[str, Any]) -> None:
     for name in ("_y_train_mean", "_y_train_std"):
         if np.size(state.get(name, 0.0)) not in (1, t):
             raise ModelFileError(f"{name} is for {np.size(state[name])} targets, and there are {t}")
+
+
+def _check_grid(state: Mapping[str, Any]) -> None:
+    """The sums on a grid have an entry for each of its points."""
+    grid, moments = state.get("grid_"), getattr(state.get("_kept"), "moments", None)
+    if grid is not None and moments is not None and len(moments.rhs) != grid.n_points:
+        raise ModelFileError(f"a grid of {grid.n_points} points has {len(moments.rhs)} sums")
 
 
 def _check_kernel(kernel: Any, name: str, d: int | None) -> None:

@@ -3,6 +3,7 @@
 import json
 import os
 import zipfile
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,7 +12,14 @@ from fuzz.files import Fuzzer, memory, outcome, run
 from sklearn.ensemble import HistGradientBoostingRegressor, RandomForestRegressor
 from sklearn.linear_model import LinearRegression
 
-from skscalablegp import MeanFunctionRegressor, SGPRRegressor, SVGPRegressor, load, save
+from skscalablegp import (
+    KISSGPRegressor,
+    MeanFunctionRegressor,
+    SGPRRegressor,
+    SVGPRegressor,
+    load,
+    save,
+)
 from skscalablegp.files import ModelFileError
 
 RNG = np.random.default_rng(0)
@@ -208,3 +216,15 @@ def test_the_fuzzer_notices(tmp_path, monkeypatch):
     monkeypatch.setattr(json, "loads", lambda *args, **kwargs: 1 / 0)
     monkeypatch.setattr("skscalablegp.files._files.said_by", lambda *args: KeyError())
     assert outcome(source, good[source])[0] == "failed"
+
+
+@pytest.mark.parametrize("structure", ["additive", "product"])
+def test_a_grid_of_other_points_than_its_sums_is_refused(structure, tmp_path):
+    X = np.random.default_rng(0).uniform(size=(50, 2))
+    model = KISSGPRegressor(grid_size=8, structure=structure, optimizer=None).fit(X, X[:, 0])
+    (first, *more), *others = model.grid_.components
+    forged = (replace(first, size=8000), *more), *others
+    model.grid_ = replace(model.grid_, components=forged)
+    save(model, tmp_path / "model", compact=True)
+    with pytest.raises(ModelFileError, match="a grid of .* points has .* sums"):
+        load(tmp_path / "model")
