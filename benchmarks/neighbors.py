@@ -8,9 +8,9 @@
 Seconds are of the processor. "drawn" is a sum of 2^14 random Fourier functions of ten columns whose
 covariance is a Matern function (nu = 3/2), and noise of a tenth of its standard deviation; there
 ``--models true`` has the true hyperparameters and --true-neighbors rows. --more-neighbors repeats
-the predictions of the fitted hyperparameters with other numbers of neighbours, and --more-inducing
-also with inducing points. --held-out N predicts N of the training rows of a UCI set, which are held
-out, in place of its test rows.
+the predictions of the first model's hyperparameters with other numbers of neighbours, and
+--more-inducing also with inducing points. --held-out N predicts N of the training rows of a UCI
+set, which are held out, in place of its test rows.
 """
 
 import argparse
@@ -43,14 +43,15 @@ def main(argv=None):
         if "true" in args.models and kernel is not None:
             given = dict(optimizer=None, n_neighbors=args.true_neighbors, n_centers=1)
             models["true"] = NNGPRegressor(kernel, random_state=args.seed, **given)
-        if "fitted" in models:
-            models |= {f"fitted, {m} neighbors": (m, "auto") for m in args.more_neighbors}
+        if models:
+            first = next(iter(models))
+            models |= {f"{first}, {m} neighbors": (m, "auto") for m in args.more_neighbors}
             pairs = [(m, q) for m in args.more_neighbors for q in args.more_inducing]
-            models |= {f"fitted, {m} neighbors, {q} inducing": (m, q) for m, q in pairs}
+            models |= {f"{first}, {m} neighbors, {q} inducing": (m, q) for m, q in pairs}
         for kind, model in models.items():
             if isinstance(model, tuple):
-                known, (m, q) = models["fitted"], model
-                given = dict(optimizer=None, normalize_y=True, n_centers=1)
+                known, (m, q) = models[first], model
+                given = dict(optimizer=None, normalize_y="fitted" in models, n_centers=1)
                 given |= dict(n_neighbors=m, n_inducing=q)
                 model = NNGPRegressor(known.kernel_, random_state=args.seed, **given)
             start = time.process_time(), time.perf_counter()
