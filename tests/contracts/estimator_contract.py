@@ -1117,6 +1117,8 @@ class EstimatorContract(Contract):
         cheap = {name: 1 for name in ("max_iter", "max_epochs") if name in settings}
         fixed = {"optimizer": None} if "optimizer" in settings else {}
         for name, nonsense, more in product(settings, ("nonsense", ["nonsense"]), ({}, fixed)):
+            if name == "checkpoint" and isinstance(nonsense, str):
+                continue  # Any text names a folder.
             model = row.new(**cheap | more | {name: nonsense})
             with pytest.raises((ValueError, TypeError), match=rf"{name}.*nonsense"):
                 model.fit(X, row.target(y))

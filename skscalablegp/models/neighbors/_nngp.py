@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -237,6 +238,11 @@ class NNGPRegressor(GPRegressorBase):
     >>> bool(gp.score(X, y) > 0.99)
     True
     """
+
+    # Files of versions without inducing points have none of these.
+    n_inducing_: int = 0
+    _inducing: Any = None
+    _belief: Any = None
 
     # Seed of the order of the rows, if the rows before a row matter.
     _order_seed = 0
