@@ -87,7 +87,6 @@ class Checkpoint:
         place["device"] = str(device)
         self._parts = parts | {name: [value, value] for name, value in place.items()}
         self._warn, self.resumed = warn, 0.0
-        Path(folder).mkdir(parents=True, exist_ok=True)
         self.path = Path(folder) / f"{fit}.safetensors"
         found: dict[str, Any] = {}
         if self.path.exists():
@@ -95,7 +94,7 @@ class Checkpoint:
             self.resumed = max((r["seconds"] for r in found.values()), default=0.0)
         else:
             self._seed = _new_seed(call.estimator.random_state)
-            self._write({})
+            self._begin()
         self.journal = Journal(found, self._seed, self._write_or_warn)
 
     def _read(self) -> tuple[int, dict[str, Any]]:
@@ -136,6 +135,18 @@ class Checkpoint:
     def _write(self, records: dict[str, Any]) -> None:
         values = {"fit": self._parts, "seed": self._seed, "records": records}
         contents(_KIND, SCHEMA, Encoder(), **values).write(self.path)
+
+    def _begin(self) -> None:
+        """Write a first file, which shows before any work whether files can be written."""
+        folder = self.path.parent
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            self._write({})
+        except OSError as error:
+            raise OSError(
+                f"checkpoint={str(folder)!r} is no folder that files can be written to "
+                f"({type(error).__name__}: {error}): give another one."
+            ) from error
 
     def _write_or_warn(self, records: dict[str, Any]) -> None:
         try:

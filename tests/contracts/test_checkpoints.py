@@ -185,7 +185,7 @@ def test_the_file_stays_after_an_interrupt(tmp_path):
 
 def test_a_folder_that_cannot_be_made_is_an_error_before_the_fit(tmp_path):
     (tmp_path / "file").touch()
-    with pytest.raises(OSError):
+    with pytest.raises(OSError, match="checkpoint='.*folder' is no folder .* give another one"):
         IterativeGPRegressor(checkpoint=tmp_path / "file" / "folder").fit(X, Y)
 
 

@@ -61,7 +61,8 @@ class TrainingStep:
     ----------
     stage : str
         Name of the stage. Initial stages are named by their number of rows ("2000"), or
-        "neighbourhood 1", or "start"; training on all rows is "full". Other names are "expert 1"
+        "neighbourhood 1", or "start"; training on all rows is "full". Where it goes on for a
+        function without noise, it is "below the bound of the noise". Other names are "expert 1"
         for experts that are trained separately, "batches" for steps on random batches, and
         "network" and "network and kernel" for networks that are trained before the kernel. Fits
         beside that of the model, such as checks, are not among the steps.
