@@ -362,7 +362,8 @@ def test_weights_of_rows_that_join_are_repeated_rows(name):
     assert_same(weighted, again, X)
     assert weighted.n_samples_seen_ == weights.sum()
     once = clone(MODELS[name]).fit(X[:25], y[:25], sample_weight=weights[:25])
-    once.partial_fit(X[25:], y[25:])
+    # The same rows, each of them once.
+    once.partial_fit(X[25:], y[25:], sample_weight=(weights[25:] > 0).astype(float))
     ask = "predict_proba" if name == "two-classes" else "predict_std"
     assert np.abs(getattr(once, ask)(X) - getattr(weighted, ask)(X)).max() > 1e-4
     if name == "grid":
