@@ -31,7 +31,7 @@ _COMPARED, _GAIN, _ERRORS = 1000, 0.01, 3.0
 # far too confident, although most rows gain. So the largest squared error without the bound, in
 # units of its variance, or the mean of all, must be small. On drawn functions of one to three
 # columns (150 to 1,000 rows) steps had largest ones of 20 to 600, with means of 0.7 to 1.7. Smooth
-# functions and kinks had means of at most 0.3.
+# functions and kinks had means of at most 0.3, but for one with kinks, which keeps the bound.
 _LARGEST_ERROR, _MEAN_ERROR = 16.0, 0.5
 # Distance from the bound, as a ratio, at which the noise counts as being there.
 _AT_BOUND = 1.01
