@@ -90,6 +90,8 @@ class NGBoostNormal(Rival):
 
 
 class GPBoostVecchia(Rival):
+    APPROXIMATION = {"gp_approx": "vecchia", "num_neighbors": 20}
+
     def load(self):
         import gpboost
 
@@ -100,9 +102,8 @@ class GPBoostVecchia(Rival):
             gp_coords=X,
             cov_function="matern_ard",
             cov_fct_shape=1.5,
-            gp_approx="vecchia",
-            num_neighbors=20,
             likelihood="gaussian",
+            **self.APPROXIMATION,
         )
         self.model.fit(y=y)
         return self

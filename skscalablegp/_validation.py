@@ -534,13 +534,19 @@ def available_memory(device: str | torch.device = "cpu") -> int | None:
     -------
     n_bytes : int or None
         For the CPU the smallest of the free memory of the system, of the control groups (v1 and v2)
-        and of the address space (``ulimit -v``) of this process. On other devices the memory that
-        the driver reports as free, plus the memory that torch holds unused. None if unknown.
+        and of the address space and the data (``ulimit -v`` and ``-d``) of this process. On other
+        devices the memory that the driver reports as free, plus the memory that torch holds unused.
+        None if unknown.
     """
     device = torch.device(device)
     if device.type != "cpu":
         return free_memory(device)
-    known = (_system_memory(), _cgroup_memory(), _address_space())
+    known = (
+        _system_memory(),
+        _cgroup_memory(),
+        _process_memory("RLIMIT_AS", "VmSize"),
+        _process_memory("RLIMIT_DATA", "VmData"),
+    )
     left = [size for size in known if size is not None]
     return min(left, default=None)
 
@@ -558,20 +564,23 @@ def _system_memory(meminfo: Path = Path("/proc/meminfo")) -> int | None:
         return None
 
 
-def _address_space(statm: Path = Path("/proc/self/statm")) -> int | None:
-    """Free bytes within a limit of the address space; None without a limit."""
+def _process_memory(limit: str, used: str, status: Path = Path("/proc/self/status")) -> int | None:
+    """Free bytes within a limit of this process; None without a limit.
+
+    `limit` is the name in the module resource, and `used` that of the line of `status`.
+    """
     try:
         import resource
 
-        limit = resource.getrlimit(resource.RLIMIT_AS)[0]
-        if limit == resource.RLIM_INFINITY:
+        most = resource.getrlimit(getattr(resource, limit))[0]
+        if most == resource.RLIM_INFINITY:
             return None
-        return max(limit - int(statm.read_text().split()[0]) * resource.getpagesize(), 0)
-    except (ImportError, OSError, ValueError, IndexError):
+        lines = dict(line.split(":", 1) for line in status.read_text().splitlines())
+        return max(most - int(lines[used].split()[0]) * 1024, 0)
+    except (ImportError, AttributeError, OSError, ValueError, LookupError):
         return None
 
 
-# Folder below the root, files of limit and usage, and key of the reclaimable cache in memory.stat.
 _CGROUP_FILES = {
     "memory": ("memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
     "": ("", "memory.max", "memory.current", "inactive_file"),

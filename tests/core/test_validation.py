@@ -1,5 +1,7 @@
 """Validation of input: accepted values, and errors that name the value and the remedy."""
 
+from pathlib import Path
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -201,15 +203,22 @@ def test_cuda_memory():
         check_memory(2**60, "H", "use less", device="cuda:0")
 
 
-def test_a_limit_of_the_address_space_counts(tmp_path, monkeypatch):
+@pytest.mark.parametrize("limit, used", [("RLIMIT_AS", "VmSize"), ("RLIMIT_DATA", "VmData")])
+def test_limits_of_the_process_count(tmp_path, monkeypatch, limit, used):
     resource = pytest.importorskip("resource")
-    statm = tmp_path / "statm"
-    statm.write_text("1000 1 1 1 0 1 0\n")
-    page = resource.getpagesize()
-    monkeypatch.setattr(resource, "getrlimit", lambda which: (5000 * page, 0))
-    assert validation._address_space(statm) == 4000 * page
-    monkeypatch.setattr(resource, "getrlimit", lambda which: (resource.RLIM_INFINITY, 0))
-    assert validation._address_space(statm) is None
+    status = tmp_path / "status"
+    status.write_text(f"Name:\tpython\n{used}:\t    1000 kB\n")
+    most = {getattr(resource, limit): 5000 * 1024}
+    monkeypatch.setattr(
+        resource, "getrlimit", lambda which: (most.get(which, resource.RLIM_INFINITY), 0)
+    )
+    assert validation._process_memory(limit, used, status) == 4000 * 1024
+    for other in {"RLIMIT_AS", "RLIMIT_DATA"} - {limit}:
+        assert validation._process_memory(other, used, status) is None
+    assert validation._process_memory(limit, "VmOther", status) is None
+    # The smallest limit is what a fit may take.
+    if Path("/proc/self/status").exists():
+        assert available_memory() == 0
 
 
 def test_texts_in_tables_are_named_with_a_remedy():

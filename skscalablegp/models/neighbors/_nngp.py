@@ -25,7 +25,7 @@ from ...linalg.gradients import (
     GradientEstimator,
     GradientState,
 )
-from ._full_scale import Belief, FullScale, SharedWeights, earlier_rows, inducing_rows
+from ._full_scale import Belief, Earlier, FullScale, SharedWeights, earlier_rows, inducing_rows
 from ._metric import Metric
 from ._objectives import VALUES, FullScaleGradient, LocalGradient, Scales, neighbours_of
 from ._plan import NeighborPlan, plan
@@ -56,8 +56,9 @@ class NNGPRegressor(GPRegressorBase):
     n_inducing : int or "auto", default="auto"
         Number of inducing points. With q of them, the process is the sum of a process of rank q,
         which all rows determine, and of a residual process, which neighbours predict (full-scale
-        Vecchia). "auto" is none: on kin40k and on drawn tables, held-out rows have the same density
-        if the same time is spent on more neighbours.
+        Vecchia). If the table has no more rows, the model is the exact Gaussian process, unless
+        ``small_table="method"``. "auto" is none: on kin40k and on drawn tables, held-out rows have
+        the same density if the same time is spent on more neighbours.
     n_neighbors : int or "auto", default="auto"
         Number of training rows from which a new row is predicted. If the table has no more rows,
         the model is the exact Gaussian process. "auto" is all rows up to 2,000. Above, it is 200 in
@@ -310,7 +311,9 @@ class NNGPRegressor(GPRegressorBase):
         if self.n_inducing_:
             theta = torch.as_tensor(result.theta)
             if self._belief is None or not np.array_equal(self._belief[0], result.theta):
-                run.finish("inducing points", lambda: self._shared(problem, theta))
+                # The calibrated kernel is the trained one times a number, with the same neighbours.
+                near = result.state.extra.get("earlier")
+                run.finish("inducing points", lambda: self._shared(problem, theta, near))
         self._remember(run.finish("index", self._build_posterior))
         run.reports(summary=f"a row is predicted from {self.n_neighbors_} of {len(table.X):,} rows")
 
@@ -372,7 +375,10 @@ class NNGPRegressor(GPRegressorBase):
             return result
         rows = others[random_rows(len(others), _CALIBRATION, run.generator)].to(problem.X.device)
         near = neighbours_of(problem, theta, rows, max(settings.compared))
-        shared = self._shared(problem, theta) if self.n_inducing_ else None
+        shared = None
+        if self.n_inducing_:
+            result.state.extra["earlier"] = self._earlier(problem, theta)
+            shared = self._shared(problem, theta, result.state.extra["earlier"])
         found = {}
         for m in settings.compared:
             run.budget.check()
@@ -404,14 +410,19 @@ class NNGPRegressor(GPRegressorBase):
             return problem, self._full_scale_gradient()
         return problem, LocalGradient(seen, self.n_neighbors_, self._kind)
 
-    def _shared(self, problem: GPProblem, theta: torch.Tensor) -> SharedWeights:
+    def _earlier(self, problem: GPProblem, theta: torch.Tensor) -> Earlier:
+        """The neighbours of each row among the rows before it."""
+        points = Metric(problem.kernel, theta, problem.X).points
+        return earlier_rows(points, self._n_earlier, self._order_seed)
+
+    def _shared(
+        self, problem: GPProblem, theta: torch.Tensor, earlier: Earlier | None = None
+    ) -> SharedWeights:
         """What all rows share at these hyperparameters; kept as arrays for later predictions."""
         if self._inducing is None:
             self._inducing = inducing_rows(problem, theta, self.n_inducing_, self._order_seed)
-        points = Metric(problem.kernel, theta, problem.X).points
-        earlier = earlier_rows(points, self._n_earlier, self._order_seed)
         process = FullScale(problem, theta, torch.as_tensor(self._inducing))
-        belief = process.posterior(earlier)
+        belief = process.posterior(self._earlier(problem, theta) if earlier is None else earlier)
         self._belief = [part.cpu().numpy() for part in (theta, *belief)]
         return SharedWeights(process, belief)
 
@@ -423,9 +434,7 @@ class NNGPRegressor(GPRegressorBase):
         process = FullScale(problem, theta, torch.as_tensor(self._inducing))
         if torch.allclose(at.cpu(), theta.cpu(), rtol=1e-12):
             return SharedWeights(process, Belief(*belief))
-        points = Metric(problem.kernel, theta, problem.X).points
-        earlier = earlier_rows(points, self._n_earlier, self._order_seed)
-        return SharedWeights(process, process.posterior(earlier))
+        return SharedWeights(process, process.posterior(self._earlier(problem, theta)))
 
     def _keep(self, kernel: TorchKernel, theta: np.ndarray, value: float) -> None:
         """Set the fitted attributes; `value` includes the log prior, and is NaN if unknown."""
@@ -484,7 +493,7 @@ class NNGPRegressor(GPRegressorBase):
             if m == old or self.n_neighbors != "auto":
                 self.n_neighbors_ = settings.n_neighbors.value
             if settings.exact_instead:
-                self._join_exactly(run, "use a smaller n_neighbors")
+                self._join_exactly(run, "use a smaller n_neighbors or n_inducing")
             elif self.n_neighbors_ == m < old and self.dtype_ == precision and not self.n_inducing_:
                 self._remember(before.plus(self._trained_problem(), len(more.X)))
             else:

@@ -90,15 +90,20 @@ def plan(
     most, enough = small_table_rows(params), min(_NEIGHBORS, max(1, n - 1))
     why = f"{rows}; all of them up to {most:,}" if most else rows
     neighbors = resolve(params.n_neighbors, n if n <= most else enough, why)
-    if neighbors.value >= n:
-        why = "all rows are neighbours: the exact process"
+    asked = 0 if is_auto(params.n_inducing) else params.n_inducing
+    near = neighbors.value >= n
+    # With all rows as inducing points the method is the exact process at many times its cost.
+    if near or (asked >= n and params.small_table == "exact"):
+        why = f"all rows are {'neighbours' if near else 'inducing points'}: the exact process"
+        reason = neighbors.reason if near else f"{rows}, n_inducing={asked}"
+        remedy = f"use a smaller {'n_neighbors' if near else 'n_inducing'}"
         all_rows = NeighborPlan(
-            n_neighbors=Choice(n, neighbors.reason),
+            n_neighbors=Choice(n, reason),
             stages=stages,
-            **instead(n, why, "use a smaller n_neighbors"),
+            **instead(n, why, remedy),
             **only_float64(params, why),
         )
-        return all_rows.ignoring(*_OF_NEIGHBORS, "n_inducing", because=why)
+        return all_rows.ignoring(*_OF_NEIGHBORS, "n_inducing", "n_neighbors", because=why)
     exact, size = params.objective == "subset", params.subset_size
     if is_auto(size) or (exact and size is None):
         size = _SUBSET if exact else rows_for(d, _START)

@@ -57,6 +57,7 @@ def likelihood(p, theta, q, k, eval_gradient=True, at=None):
 
 def model(**params):
     settings = dict(optimizer=None, kernel=KERNEL, n_neighbors=12, random_state=0)
+    settings |= dict(small_table="method")  # also where all rows are inducing points
     return NNGPRegressor(**(settings | params))
 
 
@@ -223,10 +224,20 @@ def test_what_was_maximised_is_answered_again(n_inducing):
 
 
 @pytest.mark.usefixtures("given_start")
-def test_calibration_scales_the_kernel_by_the_same_process():
+def test_calibration_scales_the_kernel_by_the_same_process(monkeypatch):
     X, y, X_new = table(300)
     settings = dict(kernel=None, optimizer="auto", subset_size=40, n_centers=100, n_inducing=20)
-    plain, ours = (model(calibrate=c, **settings).fit(X, y) for c in (False, True))
+    searches = []
+
+    def searched(*given):
+        searches.append(given)
+        return earlier_rows(*given)
+
+    monkeypatch.setattr("skscalablegp.models.neighbors._nngp.earlier_rows", searched)
+    plain = model(calibrate=False, **settings).fit(X, y)
+    searches.clear()
+    ours = model(calibrate=True, **settings).fit(X, y)
+    assert len(searches) == 1
     scale = ours.fit_report_.scale
     assert abs(scale - 1) > 1e-3
     assert_allclose(ours.predict(X_new), plain.predict(X_new), rtol=1e-6)
@@ -236,6 +247,20 @@ def test_calibration_scales_the_kernel_by_the_same_process():
     rows = np.setdiff1d(np.arange(300), plain._seen)
     left = fitted_process(ours).left_out(X, y, None, rows)
     assert_allclose(np.mean(((left.mean - y[rows]) / left.std) ** 2), 1, rtol=1e-2)
+
+
+@pytest.mark.usefixtures("given_start")
+def test_a_fit_with_all_rows_as_inducing_points_is_the_exact_fit():
+    X, y, X_new = table(300)
+    settings = dict(kernel=None, optimizer="auto", small_table="exact", normalize_y="auto")
+    ours = model(n_inducing=300, **settings).fit(X, y)
+    exact = model(n_neighbors=300, **settings).fit(X, y)
+    assert ours.n_inducing_ == 0 and "inducing points" in str(ours.fit_report_)
+    assert_array_equal(ours.predict(X_new), exact.predict(X_new))
+    # Further rows are too many for the exact process.
+    more, _, _ = table(330)
+    ours.partial_fit(more[300:], np.sin(2 * more[300:, 0]))
+    assert ours.n_inducing_ == 300 and ours.n_neighbors_ == 12
 
 
 def test_added_rows_change_the_weights():
@@ -283,8 +308,14 @@ def test_exports_are_refused():
 def test_plans():
     made = plan(NNGPRegressor(), 30_000, 4, Machine(), n_params=6)
     assert made.n_inducing.value == 0 and "neighbours" in made.n_inducing.reason
-    few = plan(NNGPRegressor(n_inducing=50, n_neighbors=9), 40, 4, Machine(), n_params=6)
-    assert (few.n_inducing.value, few.n_earlier) == (40, 9)
+    given = dict(n_inducing=50, n_neighbors=9)
+    few = plan(NNGPRegressor(small_table="method", **given), 40, 4, Machine(), n_params=6)
+    assert (few.n_inducing.value, few.n_earlier) == (40, 9) and not few.exact_instead
+    for n in (40, 50):
+        all_rows = plan(NNGPRegressor(**given), n, 4, Machine(), n_params=6)
+        assert "inducing points" in all_rows.exact_instead
+        assert "n_neighbors" in all_rows.without_effect
+    assert not plan(NNGPRegressor(**given), 51, 4, Machine(), n_params=6).exact_instead
     small = plan(NNGPRegressor(n_inducing=50), 40, 4, Machine(), n_params=6)
     assert small.exact_instead and "n_inducing" in small.without_effect
 
@@ -292,7 +323,8 @@ def test_plans():
 def test_added_rows_make_a_small_table_large(monkeypatch):
     monkeypatch.setattr("skscalablegp.models.neighbors._plan.small_table_rows", lambda params: 100)
     X, y, X_new = table(120)
-    ours = model(n_neighbors="auto", n_inducing=30, normalize_y=False).fit(X[:90], y[:90])
+    ours = model(n_neighbors="auto", n_inducing=30, normalize_y=False, small_table="exact")
+    ours.fit(X[:90], y[:90])
     assert ours.n_inducing_ == 0
     ours.partial_fit(X[90:], y[90:])
     assert ours.n_inducing_ == 30
