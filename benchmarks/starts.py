@@ -310,7 +310,7 @@ def run_fit(cell, say):
 
     if Path(skscalablegp.__file__).resolve().parents[1] != Path(cell["package"]):
         raise ImportError(f"{skscalablegp.__file__} is not in {cell['package']}")
-    drawn = table(cell["problem"])
+    drawn = cell["table"] if "table" in cell else table(cell["problem"])
     model = getattr(skscalablegp, cell["estimator"])()
     if cell["own_start"]:
         model, drawn = own_model(model, drawn, cell["theta"])
@@ -325,7 +325,7 @@ def run_fit(cell, say):
         cpu_seconds=time.process_time() - start,
         fit_seconds=time.perf_counter() - started,
     )
-    say(**scored(model, drawn))
+    say(**cell.get("looks", scored)(model, drawn))
 
 
 def scored(model, drawn):

@@ -10,6 +10,7 @@ from ._defaults import (
     with_default_noise,
 )
 from ._exact import (
+    MOST_STEPS,
     SMALL_TABLE,
     FactorBudget,
     exact_summary,

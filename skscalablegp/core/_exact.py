@@ -27,8 +27,8 @@ SMALL_TABLE = 2000
 # Larger tables begin training with a random subset of this many rows, or with so many for each
 # column, up to a limit: each column has a length scale, which the rows determine.
 _START_ROWS, _ROWS_A_COLUMN, _MOST_START_ROWS = 600, 30, 1500
-# Maximum number of training steps: twenty length scales need more than a hundred.
-_STEPS = 500
+# Maximum number of steps of exact training: twenty length scales need more than a hundred.
+MOST_STEPS = 500
 # Number of rows of the factorisation whose time is measured, and the fraction of the time budget by
 # which the final factorisation may exceed it.
 _TIMED_ROWS, _GRACE = 1500, 0.1
@@ -90,7 +90,7 @@ def fit_exactly(
 
     run.preview = lambda model, step: keep(model, torch.as_tensor(step.theta))
     subsets = Subsets.of(start_rows(n, problem.X.shape[1]))
-    settings = replace(settings, subsets=subsets, exact_steps=_STEPS)
+    settings = replace(settings, subsets=subsets, exact_steps=MOST_STEPS)
     result = train_or_report(problem, ExactGradient(), settings, run)
     kernel, result = below_the_noise_bound(problem, kernel, result, settings, run)
     theta = torch.as_tensor(result.theta)

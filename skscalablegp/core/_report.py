@@ -164,10 +164,18 @@ def _listed(columns: dict[str, float]) -> str:
     return ", ".join([f"{name} (length scale {scale:.2g} times its spread)", *said[1:]])
 
 
-def at_bounds(kernel: Kernel) -> dict[str, str]:
-    """scikit-learn's warning for each hyperparameter at a bound, by its rule.
+# What it means that hyperparameters of the default kernel end at a bound.
+_MEANINGS = {
+    ("k2__noise_level", "lower"): "the targets show no noise above it.",
+    ("k1__k2__length_scale", "upper"): "the model does not depend on this column.",
+}
 
-    Keys are the name and the number of the element, such as "k1__length_scale 0".
+
+def at_bounds(kernel: Kernel, default: bool = False) -> dict[str, str]:
+    """A sentence for each hyperparameter at a bound: scikit-learn's warning, by its rule.
+
+    Keys are the name and the number of the element, such as "k1__length_scale 0". Bounds of the
+    `default` kernel are nobody's to change. The sentences then say what they mean.
     """
     near = np.isclose(kernel.bounds, np.atleast_2d(kernel.theta).T)
     free = [h for h in kernel.hyperparameters if not h.fixed]
@@ -176,9 +184,13 @@ def at_bounds(kernel: Kernel) -> dict[str, str]:
     for (name, k, bounds), (lower, upper) in zip(places, near, strict=True):
         if lower or upper:
             side, verb = ("lower", "Decreasing") if lower else ("upper", "Increasing")
+            bound = bounds[0 if lower else 1]
+            meaning = _MEANINGS.get((name, side)) if default else None
             sentences[f"{name} {k}"] = (
-                f"The optimal value found for dimension {k} of parameter {name} is close to the "
-                f"specified {side} bound {bounds[0 if lower else 1]}. {verb} the bound and calling "
-                "fit again may find a better value."
+                f"{name} {k} is at its {side} bound {bound:.3g}: {meaning}"
+                if meaning
+                else f"The optimal value found for dimension {k} of parameter {name} is close to "
+                f"the specified {side} bound {bound}. {verb} the bound and calling fit again may "
+                "find a better value."
             )
     return sentences

@@ -724,7 +724,7 @@ class FitRun(Run):
         settings = self.estimator.get_params(deep=False)
         kernel, ends = getattr(self.estimator, "kernel_", None), {}
         if kernel is not None and self._n_iter and settings.get("optimizer", "auto") is not None:
-            ends = at_bounds(kernel)
+            ends = at_bounds(kernel, default=settings.get("kernel") is None)
         said = [ends[name] for name in ends if _specified(name, settings.get("kernel"))]
         if self._messages:
             said.append(with_name(self.estimator, " ".join(self._messages)))

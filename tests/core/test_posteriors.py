@@ -1,8 +1,11 @@
 """Posteriors against dense algebra with scikit-learn's kernels; sampled ones by z-scores."""
 
+import warnings
+
 import numpy as np
 import pytest
 import torch
+from numpy.testing import assert_allclose
 from oracles import generator, normal
 from sklearn.gaussian_process.kernels import (
     RBF,
@@ -335,3 +338,14 @@ def test_periodic_kernels_are_answered_by_solves():
         problem.operator(kernel.theta0), result.weights, None, solver=CG(), stopping=TIGHT
     )
     torch.testing.assert_close(solved.variance(X), exact.variance(X), rtol=1e-6, atol=1e-8)
+
+
+def test_draws_in_single_precision_do_not_warn_of_rounding():
+    case = Case(KERNELS["rbf"], m=30)
+    posterior = case.exact(torch.float32)
+    rounding = np.abs(posterior.covariance(case.new).double().numpy() - case.covariance).max()
+    assert 1e-8 < rounding < 1e-5
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        draws = posterior.sample(case.new, 20_000, np.random.RandomState(0))[:, 0].numpy()
+    assert_allclose(np.cov(draws), case.covariance, atol=0.04 * case.covariance.max())

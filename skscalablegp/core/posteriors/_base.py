@@ -22,6 +22,10 @@ AUTO_RANK = 1600
 Rows = Float[Tensor, "m d"]
 Draws = Float[Tensor, "m t s"]
 MeanAndVariance = tuple[Float[Tensor, "m t"], Float[Tensor, " m"]]
+# Deviation of a covariance from a positive semidefinite matrix of which draws do not warn. NumPy's
+# own is the first. The difference of two matrices in single precision has rounding errors of about
+# 1e-7 of the prior variance.
+_ROUNDING = {torch.float64: 1e-8, torch.float32: 1e-4}
 
 
 class Posterior(ABC):
@@ -77,8 +81,11 @@ class Posterior(ABC):
         covariance[np.diag_indices_from(covariance)] += self.noise(X).cpu().double().numpy()
         means = self.mean(X).cpu().double().numpy()
         # The same call as in scikit-learn, so that equal seeds give equal draws.
-        draws = [random_state.multivariate_normal(one, covariance, n_samples).T for one in means.T]
-        return torch.as_tensor(np.stack(draws, 1))
+        draws = [
+            random_state.multivariate_normal(one, covariance, n_samples, tol=_ROUNDING[self.dtype])
+            for one in means.T
+        ]
+        return torch.as_tensor(np.stack([part.T for part in draws], 1))
 
     def joint_need(self, X: Float[Tensor, "m d"], what: str) -> tuple[float, str, str]:
         """Peak memory of "return_cov=True" or "sample_y" for all rows of X: see `check_memory`."""

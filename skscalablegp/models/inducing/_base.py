@@ -15,9 +15,11 @@ from sklearn.utils.validation import check_is_fitted
 from ..._validation import check_points, validated
 from ...core import (
     KNOWN_NOISE,
+    MOST_STEPS,
     FitRun,
     StageSettings,
     asked_once,
+    below_the_noise_bound,
     check_categories,
     chosen_start,
     compared_start,
@@ -35,7 +37,7 @@ from ...core import (
 )
 from ...core.data import RowSource, Scaling, standardised_limits
 from ...core.likelihoods import Gaussian, Likelihood
-from ...core.training import TrainingResult, TrainingStep
+from ...core.training import QuasiNewton, TrainingResult, TrainingStep
 from ...features import (
     LimitedNetwork,
     Network,
@@ -181,7 +183,10 @@ class SparseMixin:
 
     def _train(self, training: SparseTraining, run: FitRun) -> SparseFit:
         """Train, set the fitted attributes and report."""
-        theta, n_start, reason = self._start(training, run)
+        if training.plan.whole:
+            training, theta, n_start, reason = self._maximised(training, run)
+        else:
+            theta, n_start, reason = self._start(training, run)
         # The noise from an exact start on some rows is too small for inducing points.
         noise = n_start > 0 and self.kernel is None and not (training.plan.whole or run.stopped)
         noise = noise and training.model.likelihood.conjugate and training.model.likelihood.additive
@@ -210,28 +215,56 @@ class SparseMixin:
         run.reports(jitter=fit.jitter, epochs=epochs)
         return fit
 
-    def _start(self, training: SparseTraining, run: FitRun) -> tuple[torch.Tensor, int, str]:  # noqa: C901 (one branch for each case)
+    def _maximised(
+        self, training: SparseTraining, run: FitRun
+    ) -> tuple[SparseTraining, torch.Tensor, int, str]:
+        """The maximum of the exact likelihood, where all rows are inducing points.
+
+        Also returns the training with the kernel whose bounds hold there, the number of
+        evaluations, and the reason for their end.
+        """
+        model, n = training.model, len(training.rows)
+        kernel, steps = model.kernel, training.plan.settings.max_iter
+        run.preview = self._preview(training, torch.as_tensor, run)
+        problem = training.rows.problem(kernel, random_rows(n, n, run.generator))
+        settings = StageSettings(QuasiNewton(), MOST_STEPS if self.max_iter == "auto" else steps)
+        first, most = start_rows(n, kernel.n_features), settings.max_iter
+        result = exact_start(problem, run, max_iter=most, subset_size=first, precise=True)
+        kernel, result = below_the_noise_bound(problem, kernel, result, settings, run)
+        training = replace(training, model=replace(model, kernel=kernel))
+        return training, torch.as_tensor(result.theta), result.n_iter, result.stop_reason
+
+    def _preview(
+        self,
+        training: SparseTraining,
+        to_theta: Callable[[torch.Tensor], torch.Tensor],
+        run: FitRun,
+    ) -> Callable[[Any, TrainingStep], None]:
+        """Sets the model of a step of an exact regression in a copy of the estimator."""
+
+        def preview(model: Any, step: TrainingStep) -> None:
+            stepper = begin(training, to_theta(torch.as_tensor(step.theta)), run.generator)
+            model._keep(training, finished(stepper, 0)[0])
+
+        return preview
+
+    def _start(self, training: SparseTraining, run: FitRun) -> tuple[torch.Tensor, int, str]:
         """The starting theta, the number of evaluations and the reason for their end."""
         model, n = training.model, len(training.rows)
         kernel = model.kernel
         deep = model.network is not None or n < _FEWEST_START
-        if self.optimizer is None or kernel.n_params == 0 or (deep and not training.plan.whole):
+        if self.optimizer is None or kernel.n_params == 0 or deep:
             return kernel.theta0, 0, "converged"
-        start_size = rows_for(kernel.n_features, START_ROWS)
-        rows = random_rows(n, n if training.plan.whole else start_size, run.generator)
+        rows = random_rows(n, rows_for(kernel.n_features, START_ROWS), run.generator)
         X, Y, *_ = training.rows.take(rows)
-        if self.kernel is not None and not training.plan.whole:
+        if self.kernel is not None:
             if not (model.likelihood.conjugate and model.likelihood.additive):
                 return kernel.theta0, 0, "converged"
             some = replace(training.rows.problem(kernel, rows), prior_weight=len(rows) / n)
             start = compared_start(some, StageSettings(self.optimizer, self.max_iter), run)
             return torch.as_tensor(start.theta), 0, "converged"
-        steps = training.plan.settings.max_iter
-        if not training.plan.whole or self.max_iter == "auto":
-            steps = min(steps, START_STEPS)
-        starts: list[Start] = [(kernel, X, Y, torch.as_tensor)]
-        if not training.plan.whole:
-            starts = self._start_problems(model, X, Y)
+        steps = min(training.plan.settings.max_iter, START_STEPS)
+        starts = self._start_problems(model, X, Y)
         best, n_iter, ask = None, 0, asked_once()
         for start in starts:
             if best is not None and run.stopped:
@@ -256,21 +289,11 @@ class SparseMixin:
         run: FitRun,
         ask: Any,
     ) -> _Regressed:
-        """An exact regression on some rows, or on all."""
+        """An exact regression on some rows."""
         kernel, X, Y, to_theta = start
-        n = len(training.rows)
-
-        def preview(model: Any, step: TrainingStep) -> None:
-            stepper = begin(training, to_theta(torch.as_tensor(step.theta)), run.generator)
-            model._keep(training, finished(stepper, 0)[0])
-
-        run.preview = preview
+        run.preview = self._preview(training, to_theta, run)
         problem = training.rows.problem(kernel, rows, Y)
-        problem = replace(problem, X=X, prior_weight=len(X) / n)
-        if training.plan.whole:
-            first = start_rows(n, kernel.n_features)
-            result = exact_start(problem, run, max_iter=steps, subset_size=first, precise=True)
-            return _Regressed(to_theta(torch.as_tensor(result.theta)), result)
+        problem = replace(problem, X=X, prior_weight=len(X) / len(training.rows))
         problem = problem.to(torch.float64)
         chosen = chosen_start(problem, run, steps, ask)
         result = exact_start(problem, run, max_iter=steps, theta=chosen.theta)

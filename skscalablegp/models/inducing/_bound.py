@@ -14,11 +14,14 @@ from jaxtyping import Float, Float64
 from torch import Generator, Tensor
 
 from ...core.likelihoods import Likelihood, LikelihoodTerms
+from ...kernels import TorchKernel
 from ...linalg.solvers import cholesky_with_jitter
 
 # Jitter on the diagonal of k(Z, Z), relative to the mean prior variance, for the precision in which
 # k(Z, Z) was computed: with close points the matrix is singular.
 JITTER = {torch.float64: 1e-8, torch.float32: 1e-6}
+# Largest jitter relative to the noise: it counts as noise of the function itself.
+_OF_NOISE = 1e-5
 
 
 @dataclass(frozen=True, eq=False)
@@ -151,15 +154,27 @@ class Whitening:
     fraction: float
 
     @classmethod
-    def of(cls, K: Float[Tensor, "m m"]) -> Whitening:
-        """In float64 for any precision of K; O(m^3)."""
-        fraction = JITTER[K.dtype]
+    def of(cls, K: Float[Tensor, "m m"], noise: float = 0.0) -> Whitening:
+        """In float64 for any precision of K; O(m^3).
+
+        With a noise variance, the jitter of a matrix in double precision is far below it.
+        """
+        fraction, precise = JITTER[K.dtype], K.dtype == torch.float64
         K = K.detach().double()
+        if precise and noise > 0:
+            fraction = min(fraction, _OF_NOISE * noise / float(K.diagonal().mean()))
         eye = torch.eye(len(K), dtype=K.dtype, device=K.device)
         jitter = fraction * float(K.diagonal().mean())
         L, more = cholesky_with_jitter(torch.add(K, eye, alpha=jitter), max_jitter=1e-2)
         inverse = torch.linalg.solve_triangular(L, eye, upper=False)
         return cls(L, inverse, jitter + more, fraction)
+
+    @classmethod
+    def at(
+        cls, kernel: TorchKernel, theta: Float[Tensor, " p"], Z: Float[Tensor, "m d"]
+    ) -> Whitening:
+        """That of inducing points, for the kernel's noise."""
+        return cls.of(kernel.cross(theta, Z, Z), float(kernel.noise(theta, Z[:1]).min()))
 
 
 @dataclass(frozen=True, eq=False)

@@ -106,7 +106,7 @@ def collapsed_bound(
     """
     theta, Z = theta.detach(), Z.detach()
     with torch.no_grad():
-        white = Whitening.of(kernel.cross(theta, Z.double(), Z.double()))
+        white = Whitening.at(kernel, theta, Z.double())
     belief, value, whitened = _first_pass(kernel, theta, Z, blocks, white)
     if not eval_gradient:
         return CollapsedBound(value, belief, white)
@@ -236,7 +236,7 @@ def left_out_scales(
     O(n m^2 + m^3). In the eigenvectors of A A', with A = L^-1 k(Z, X), each ratio costs O(m) for
     each of the held-out rows. Titsias (2009), equation 6.
     """
-    white = Whitening.of(kernel.cross(theta, Z.double(), Z.double()))
+    white = Whitening.at(kernel, theta, Z.double())
     P, shift = torch.zeros_like(white.factor), None
     for X, Y, _, *repeats in blocks():
         A = white.inverse.to(X) @ kernel.cross(theta, Z, X)

@@ -82,6 +82,8 @@ class CollapsedPlan(Plan):
     new_optimizer : Optimizer or None
     stages : StageSettings
         Of the exact process in place of the bound.
+    all_rows : bool
+        Whether the inducing points are all rows, and stay there.
     """
 
     n_inducing: Choice
@@ -90,6 +92,7 @@ class CollapsedPlan(Plan):
     dtype: Choice
     new_optimizer: Optimizer | None
     stages: StageSettings
+    all_rows: bool
 
 
 def plan_batches(params: Any, model: SparseModel, n: int, d: int, most: int) -> SparsePlan:
@@ -152,7 +155,8 @@ def plan_collapsed(params: Any, n: int, d: int) -> CollapsedPlan:
     """
     auto = is_auto(params.n_inducing) and isinstance(params.inducing, str)
     default = isinstance(params.optimizer, str) and params.optimizer == "lbfgs"
-    free = auto and default and not params.optimize_inducing
+    moves = params.optimize_inducing and params.optimizer is not None
+    free = auto and default and not moves
     points, ignored = _points(params, n, d, MOST_POINTS)
     optimizer, rate = None, Choice(None, "there is no optimiser")
     if params.optimizer is None:
@@ -185,6 +189,7 @@ def plan_collapsed(params: Any, n: int, d: int) -> CollapsedPlan:
         learning_rate=rate,
         dtype=in_double["dtype"],
         new_optimizer=optimizer,
+        all_rows=points.value == n and isinstance(params.inducing, str) and not moves,
         # The default name stands for the usual steps of an exact fit.
         stages=replace(StageSettings.of(params, params.n_restarts_optimizer), optimizer="auto"),
         ignored=ignored | in_double["ignored"],

@@ -69,7 +69,7 @@ class InducingPosterior(Posterior):
         self.kernel, self.theta, self.Z, self.belief = kernel, theta, Z, belief
         self.likelihood, self.transform = likelihood or Gaussian(), transform
         with torch.no_grad():
-            self.white = Whitening.of(kernel.cross(theta, Z, Z))
+            self.white = Whitening.at(kernel, theta, Z)
         self.weights = self.white.inverse.T @ belief.mean
         self.dtype, self.device, self.width = Z.dtype, Z.device, len(Z)
 

@@ -16,6 +16,7 @@ from ...core import (
     FitRun,
     StageSettings,
     TableRegressorBase,
+    below_the_noise_bound,
     best_of,
     candidates,
     compared_start,
@@ -234,6 +235,10 @@ class SGPRRegressor(TableRegressorBase):
         gradient = run.finish("points", lambda: self._gradient(problem, theta, plan, run))
         run.preview = lambda model, step: model._finish(problem, gradient, step.theta)
         result = self._train(problem, gradient, plan, start, run)
+        if plan.all_rows:
+            # The bound is then the exact likelihood.
+            kernel, result = below_the_noise_bound(problem, kernel, result, plan.stages, run)
+            problem = replace(problem, kernel=kernel)
         jitter = run.finish("belief", lambda: self._finish(problem, gradient, result.theta))
         run.ended(
             start.stop_reason if run.stopped and not result.n_iter else result.stop_reason,

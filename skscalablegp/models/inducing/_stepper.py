@@ -296,7 +296,7 @@ class SparseStepper(Stepper):
             best = collapsed_bound(model.kernel, theta, Z, blocks)
             belief = best.belief.whitened()
             return SparseFit(theta, Z, weights, belief, best.value, best.white.jitter)
-        belief, white = self.belief.whitened(), Whitening.of(model.kernel.cross(theta, Z, Z))
+        belief, white = self.belief.whitened(), Whitening.at(model.kernel, theta, Z)
         value = -belief.divergence()
         for batch in self.rows.blocks():
             value += self._evaluate(batch, 1.0, False, white, True)[1].value + belief.divergence()

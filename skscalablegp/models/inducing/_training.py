@@ -178,8 +178,7 @@ def left_out(
     of q(a'v); of a row with a weight, that of one observation. This takes one pass instead of n
     fits. Vehtari et al. (2016), section 3.2.
     """
-    K = model.kernel.cross(fit.theta, fit.Z, fit.Z)
-    inverse, parts = Whitening.of(K).inverse, []
+    inverse, parts = Whitening.at(model.kernel, fit.theta, fit.Z).inverse, []
     for X, Y, extra, *_ in rows.blocks():
         values = model.values(fit.theta, fit.Z, model.features(fit.weights, X), extra)
         A = (inverse.to(X) @ values.cross).double()
@@ -214,7 +213,7 @@ def absorb(
     """
     prior = belief = NaturalBelief.of(fit.belief)
     passes = 1 if model.likelihood.conjugate else max_iter
-    done, reason = 0, "max_iter"
+    done, reason, white = 0, "max_iter", Whitening.at(model.kernel, fit.theta, fit.Z)
     run.monitor.begin("new rows", passes, "lower bound a row")
     with run.budget.may_end(lambda reason: done or reason != "interrupted") as ending:
         while done < passes and reason == "max_iter":
@@ -225,7 +224,14 @@ def absorb(
                     K = model.values(fit.theta, fit.Z, model.features(fit.weights, X), extra)
                     weight = repeats[0].counts if repeats else 1.0
                     bound = variational_bound(
-                        model.likelihood, whitened, K, Y, weight, generator, eval_gradient=False
+                        model.likelihood,
+                        whitened,
+                        K,
+                        Y,
+                        weight,
+                        generator,
+                        eval_gradient=False,
+                        white=white,
                     )
                     total = bound.rows if total is None else total + bound.rows
                     value += bound.value + whitened.divergence()
