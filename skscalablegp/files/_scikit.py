@@ -5,10 +5,12 @@ from __future__ import annotations
 import io
 import zipfile
 from collections.abc import Callable, Sequence
+from functools import partial
 from types import FunctionType
 from typing import Any
 
 import numpy as np
+from sklearn.utils import check_array
 
 from ..storage import ModelFileError, parse
 from ._classes import is_registered, name_of
@@ -63,6 +65,9 @@ _METRICS = ("accuracy_score", "balanced_accuracy_score", "log_loss", "brier_scor
 TYPES |= {f"sklearn.metrics._classification.{name}" for name in _METRICS}
 TYPES |= {"sklearn.metrics._ranking.roc_auc_score"}
 TYPES |= {f"{__name__}.Place"}
+# Boosting with categories checks its other columns by a partial of this function; `check_trees`
+# refuses partials of any other one.
+TYPES |= {"functools.partial", "sklearn.utils.validation.check_array"}
 
 # Largest number of parts of the archive in which skops keeps its arrays.
 _MOST_PARTS = 100_000
@@ -104,6 +109,8 @@ def dumps(value: Any) -> tuple[bytes, list[str], list[Any]]:
     models: list[Any] = []
 
     def cut(part: Any) -> Any:
+        if _is_foreign(part):
+            raise TypeError(f"files may not have functools.partial of {part.func!r}")
         named = part if isinstance(part, type | FunctionType) else type(part)
         if name_of(named) is None or (isinstance(part, type) and not is_registered(part)):
             return part
@@ -247,9 +254,14 @@ def _check_array(file: Any, size: int) -> None:
 
 
 def check_trees(value: Any) -> None:
-    """Refuse trees whose nodes point outside or in cycles, which compiled code does not check."""
+    """Refuse trees whose nodes point outside or in cycles, which compiled code does not check.
+
+    Partial functions are refused, too, apart from those that boosting with categories has.
+    """
 
     def look(part: Any) -> Any:
+        if _is_foreign(part):
+            raise ModelFileError(f"it has a partial of {part.func!r:.60}, which files may not have")
         kind = f"{type(part).__module__}.{type(part).__name__}"
         if kind == "sklearn.tree._tree.Tree":
             _check_nodes(part.children_left, part.children_right, part.feature, part.n_features)
@@ -265,6 +277,11 @@ def check_trees(value: Any) -> None:
         return part
 
     _replaced(value, look, {})
+
+
+def _is_foreign(part: Any) -> bool:
+    """Whether it is a partial function that boosting with categories does not have."""
+    return isinstance(part, partial) and (part.func is not check_array or bool(part.args))
 
 
 def _check_nodes(left: Any, right: Any, feature: Any, n_features: int | None) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -31,7 +31,7 @@ from ._below import few_threads, fit_below, opened, told_noise, with_kernel
 from ._encoding import TableEncoder
 from ._members import Candidate
 from ._pool import FEWEST_UNIQUE, numbered, occur_once
-from ._target_codes import TargetCodes
+from ._target_codes import TargetCodes, slopes_that_differ
 from ._trials import ENOUGH, MARGIN, Late, filled, grown
 
 # Folds up to 2,000 rows. Larger tables have one held-out part, with at most this number of rows:
@@ -47,6 +47,11 @@ _FOR_FIT, _FOR_ANSWERS = 0.7, 0.3
 _PROBE = 100
 # A member begins only if this share of the whole time is left for members.
 _LEAST_SHARE = 0.02
+# Rows to which the trees in the encoding of many levels are fitted, for each second of the budget,
+# and bounds: four fits to so many rows take at most a fifth of the budget of one core.
+_LEVEL_ROWS_A_SECOND, _LEVEL_ROWS = 1000, (300, 20_000)
+# The parameter of models that know categories: numbers of columns.
+_CATEGORIES = "categorical_features"
 # How a fit ends that time, a callback or an interrupt has cut.
 CUT = ("max_seconds", "interrupted", "callback")
 # What a member may raise without ending the fit of the others.
@@ -96,18 +101,44 @@ class Rows:
     `folds` has pairs of the rows to fit and the rows to predict: one pair, or a pair for each fold.
     `held` are all predicted rows, in rising order, and `scored` says which of them occur once.
     Members predict them in the order `order` (numbers of `held`). `first` ranks all rows: fits to a
-    part of the rows take those of the lowest rank.
+    part of the rows take those of the lowest rank. `levels` encodes categories with many levels,
+    where there are any.
     """
 
     X: np.ndarray
     y: np.ndarray
     known: np.ndarray | None
-    codes: list[int]
+    levels: TargetCodes | None
     folds: list[tuple[np.ndarray, np.ndarray]]
     held: np.ndarray
     scored: np.ndarray
     order: np.ndarray
     first: np.ndarray
+    encoded: dict[int, tuple[TargetCodes, np.ndarray]] = field(default_factory=dict)
+
+    def columns(self, some: np.ndarray, kept: bool) -> tuple[TargetCodes | None, np.ndarray]:
+        """The encoder of many levels, and the columns of some rows, with codes if they are `kept`.
+
+        The encoder learns from all rows of the part that the rows are from, so that a fit to few of
+        them knows as much about levels as a fit to all; it never sees the part's held-out rows.
+        """
+        if self.levels is None:
+            return None, self.X[some]
+        used = np.zeros(len(self.y), bool)
+        used[some] = True
+        parts = (k for k, (_, new) in enumerate(self.folds) if not used[new].any())
+        part = next(parts, -1)
+        if part not in self.encoded:
+            within = np.arange(len(self.y)) if part < 0 else self.folds[part][0]
+            codes = clone(self.levels).set_params(kept=True)
+            with few_threads(len(within)):
+                found = codes.fit_transform(self.X[within], self.y[within])
+            every = np.empty((len(self.y), found.shape[1]))
+            every[within] = found
+            self.encoded[part] = codes, every
+        codes, every = self.encoded[part]
+        first = 0 if kept else len(codes.columns)
+        return codes.keeping(kept), every[some, first:]
 
     def common(self, judged: list[int]) -> np.ndarray:
         """Which held-out rows are scored, of those that all members have predicted."""
@@ -215,7 +246,26 @@ class AutoBase:
             for label in np.unique(y):
                 rows = np.flatnonzero(y == label)
                 first[rows[np.argsort(first[rows])[:2]]] -= n
-        return Rows(X, y, known, self._encoder.codes_, pairs, held, scored, order, first)
+        levels = self._level_encoder(X[pairs[0][0]], y[pairs[0][0]], run, classes)
+        rows = Rows(X, y, known, levels, pairs, held, scored, order, first)
+        if levels is not None:
+            # Before the members, which are not charged for what they share.
+            with run.stage("levels"):
+                for some in [fitted for fitted, _ in pairs] + [np.arange(n)] * rows.cross_fitted:
+                    rows.columns(some, False)
+        return rows
+
+    def _level_encoder(
+        self: Any, X: np.ndarray, y: np.ndarray, run: FitRun, classes: bool
+    ) -> TargetCodes | None:
+        """An encoder of categories with many levels that is not fitted; its columns are fixed."""
+        columns = self._encoder.codes_
+        if not columns or classes:
+            return TargetCodes(columns) if columns else None
+        limit, (fewest, most) = run.budget.limit, _LEVEL_ROWS
+        if limit is not None:
+            most = int(np.clip(_LEVEL_ROWS_A_SECOND * limit, fewest, most))
+        return TargetCodes(columns, slopes_that_differ(X, y, columns), most)
 
     def _pairs(
         self: Any, X: np.ndarray, y: np.ndarray, groups: Any, seed: int, classes: bool
@@ -298,6 +348,7 @@ class AutoBase:
             begun = run.budget.seconds
             try:
                 fresh = opened(_seeded(candidate.make(kernel), seed), self, run, names)
+                fresh = _told_categories(fresh, rows)
                 others = not isinstance(fresh, GPModel)
                 with (
                     run.stage(candidate.name),
@@ -485,11 +536,10 @@ class AutoBase:
         self: Any, fresh: Any, rows: Rows, some: np.ndarray, share: Budget, run: FitRun
     ) -> tuple[Any, bool]:
         """A member fitted to exactly these rows, and whether time has cut it short."""
-        inner, X, y = clone(fresh), rows.X[some], rows.y[some]
+        inner, y = clone(fresh), rows.y[some]
         told = told_noise(fresh, None if rows.known is None else rows.known[some])
-        codes = TargetCodes(rows.codes) if rows.codes else None
-        if codes is not None:
-            X = codes.fit_transform(X, y)
+        kept = fresh.get_params(deep=False).get(_CATEGORIES) == _codes_first(rows)
+        codes, X = rows.columns(some, kept)
 
         def preview(model: Any, below: Any) -> None:
             behind = below if codes is None else Pipeline([("codes", codes), ("model", below)])
@@ -595,6 +645,17 @@ def _is_numeric(X: Any) -> bool:
         except ValueError:  # rows of different lengths, which scikit-learn names
             return True
     return X.dtype.kind in "biufc" if hasattr(X.dtype, "kind") else True
+
+
+def _codes_first(rows: Rows) -> list[int]:
+    """The columns of codes of many levels, for members that know categories."""
+    return [] if rows.levels is None else list(range(len(rows.levels.columns)))
+
+
+def _told_categories(fresh: Any, rows: Rows) -> Any:
+    """The member, told that the first columns hold codes, where it knows categories."""
+    unset = fresh.get_params(deep=False).get(_CATEGORIES, ()) in (None, "from_dtype")
+    return fresh.set_params(**{_CATEGORIES: _codes_first(rows)}) if rows.levels and unset else fresh
 
 
 def _seeded(fresh: Any, seed: int) -> Any:

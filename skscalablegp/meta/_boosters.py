@@ -6,7 +6,7 @@ from importlib import import_module
 from typing import Any
 
 import numpy as np
-from sklearn.base import BaseEstimator, RegressorMixin
+from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted
 
@@ -34,16 +34,81 @@ def booster(name: str, kind: str, **settings: Any) -> Any:
     return getattr(required(name), kind)(**_QUIET[name], **settings)
 
 
-class CatBoost(RegressorMixin, BaseEstimator):
+class Booster(BaseEstimator):
+    """An estimator of one of the packages, which is told of categories in the way of the package.
+
+    Parameters
+    ----------
+    package, kind : str
+        The package and the class.
+    random_state : int, RandomState instance or None, default=None
+    categorical_features : list of int or None, default=None
+        Columns that hold codes of categories; -1 is a missing one.
+
+    Attributes
+    ----------
+    trees_ : estimator
+    """
+
+    def __init__(
+        self, package: str, kind: str, random_state: Any = None, categorical_features: Any = None
+    ):
+        self.package, self.kind, self.random_state = package, kind, random_state
+        self.categorical_features = categorical_features
+
+    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Booster:
+        """Fit the trees."""
+        seed = int(check_random_state(self.random_state).randint(2**31 - 1))
+        self.trees_ = booster(self.package, self.kind, random_state=seed, **self._settings())
+        told = {} if sample_weight is None else {"sample_weight": sample_weight}
+        if self.categorical_features:
+            name = {"catboost": "cat_features", "lightgbm": "categorical_feature"}[self.package]
+            told[name] = self.categorical_features
+        self.trees_.fit(self._table(X), y, **told)
+        return self
+
+    def predict(self, X: Any) -> np.ndarray:
+        """What the trees predict."""
+        check_is_fitted(self)
+        return np.asarray(self.trees_.predict(self._table(X)))
+
+    def _settings(self) -> dict[str, Any]:
+        return {}
+
+    def _table(self, X: np.ndarray) -> np.ndarray:
+        """CatBoost takes whole numbers as categories, which an array of floats cannot have."""
+        if self.package != "catboost" or not self.categorical_features:
+            return X
+        table = X.astype(object)
+        table[:, self.categorical_features] = X[:, self.categorical_features].astype(np.int64)
+        return table
+
+
+class BoosterRegressor(RegressorMixin, Booster):
+    """A regressor of one of the packages."""
+
+
+class BoosterClassifier(ClassifierMixin, Booster):
+    """A classifier of one of the packages."""
+
+    @property
+    def classes_(self) -> np.ndarray:
+        """The labels."""
+        return np.asarray(self.trees_.classes_)
+
+    def predict_proba(self, X: Any) -> np.ndarray:
+        """Probabilities of the classes."""
+        check_is_fitted(self)
+        return np.asarray(self.trees_.predict_proba(self._table(X)))
+
+
+class CatBoost(BoosterRegressor):
     """CatBoost's regressor with standard deviations: a normal distribution in each leaf.
 
     Parameters
     ----------
     random_state : int, RandomState instance or None, default=None
-
-    Attributes
-    ----------
-    trees_ : catboost.CatBoostRegressor
+    categorical_features : list of int or None, default=None
 
     References
     ----------
@@ -51,19 +116,13 @@ class CatBoost(RegressorMixin, BaseEstimator):
     ensembles.
     """
 
-    def __init__(self, random_state: Any = None):
-        self.random_state = random_state
+    def __init__(self, random_state: Any = None, categorical_features: Any = None):
+        super().__init__("catboost", "CatBoostRegressor", random_state, categorical_features)
 
-    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> CatBoost:
-        """Fit the trees."""
-        seed = int(check_random_state(self.random_state).randint(2**31 - 1))
-        own = {"loss_function": "RMSEWithUncertainty", "random_seed": seed}
-        self.trees_ = booster("catboost", "CatBoostRegressor", **own)
-        self.trees_.fit(X, y, sample_weight=sample_weight)
-        return self
+    def _settings(self) -> dict[str, Any]:
+        return {"loss_function": "RMSEWithUncertainty"}
 
     def predict(self, X: Any, return_std: bool = False) -> Any:
         """Means, and with `return_std` standard deviations."""
-        check_is_fitted(self)
-        mean, variance = np.asarray(self.trees_.predict(X)).T
+        mean, variance = super().predict(X).T
         return (mean, np.sqrt(variance)) if return_std else mean

@@ -50,9 +50,9 @@ class TableEncoder:
     Numbers stay as they are, and booleans become 0 and 1. A missing number becomes the median of
     the column. A column that has missing entries in the fitted table also gets a column that says
     where. Categories get a column each if there are up to 20 of them, and one column if there are
-    two. More categories become integer codes, which the caller replaces by the mean target of their
-    rows. A date becomes the days since the first one. The day of the year, the weekday and the hour
-    are added where they vary. A duration becomes its seconds.
+    two. More categories become integer codes, which `TargetCodes` replaces. A date becomes the days
+    since the first one. The day of the year, the weekday and the hour are added where they vary. A
+    duration becomes its seconds.
 
     Columns are known by their position, so that the table may come in another container later.
 
@@ -306,8 +306,8 @@ class _Categories:
         """What becomes of it, as a sentence for one column and one for many."""
         count = "1 category" if self.n_levels == 1 else f"{self.n_levels} categories"
         if self.coded:
-            means = "encoded by the mean target of their rows"
-            return f"{count}, {means}", f"columns of more than {_MOST_LEVELS} categories, {means}"
+            how = "encoded by the targets of their rows, and as categories for trees"
+            return f"{count}, {how}", f"columns of more than {_MOST_LEVELS} categories, {how}"
         count += " and missing entries" if self.had_missing else ""
         one = "with a column each" if len(self.shown) > 1 else "in one column"
         return f"{count}, {one}", f"columns of at most {_MOST_LEVELS} categories, with 0 and 1"

@@ -18,7 +18,7 @@ from ..models.deep import SCGDDKLRegressor
 from ..models.inducing import SVGPClassifier
 from ..models.iterative import IterativeGPRegressor
 from ..models.neighbors import NNGPRegressor
-from ._boosters import BOOSTERS, CatBoost, booster, required
+from ._boosters import BOOSTERS, BoosterClassifier, BoosterRegressor, CatBoost, required
 from ._trees import BoostedTrees, RandomizedTrees
 
 # With fewer rows trees have too few rows a leaf to gain, and five fits of them take most of the
@@ -157,7 +157,7 @@ def known_candidates(n: int, seconds: float | None = None) -> dict[str, Candidat
         Candidate("randomized_trees", lambda kernel: RandomizedTrees(), follows=("trees",)),
         Candidate("deep", lambda kernel: SCGDDKLRegressor(), follows=_PROCESSES),
         Candidate("catboost", lambda kernel: CatBoost()),
-        Candidate("lightgbm", lambda kernel: booster("lightgbm", "LGBMRegressor")),
+        Candidate("lightgbm", lambda kernel: BoosterRegressor("lightgbm", "LGBMRegressor")),
     )
     return {each.name: each for each in every}
 
@@ -199,7 +199,7 @@ def class_candidates(members: Any, n: int) -> list[Candidate]:
     known = {each.name: each for each in every}
     # Boosters join where they are asked for.
     for name, kind in zip(BOOSTERS, ("CatBoostClassifier", "LGBMClassifier"), strict=True):
-        known[name] = Candidate(name, lambda kernel, of=(name, kind): booster(*of))
+        known[name] = Candidate(name, lambda kernel, of=(name, kind): BoosterClassifier(*of))
     names = ["linear", "inducing"] if n < _FEWEST_FOR_TREES else [each.name for each in every]
     return _chosen(members, known, names, "predict_proba")
 

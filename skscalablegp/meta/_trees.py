@@ -81,6 +81,8 @@ class BoostedTrees(RegressorMixin, BaseEstimator):
         and no rows are held out.
     random_state : int, RandomState instance or None, default=None
         Seed of the trees and of the held-out rows.
+    categorical_features : list of int or None, default=None
+        Columns that hold codes of categories, of which trees split sets. The line sees the others.
 
     Attributes
     ----------
@@ -90,8 +92,11 @@ class BoostedTrees(RegressorMixin, BaseEstimator):
         Whether the time budget has left out trees or candidates.
     """
 
-    def __init__(self, compared: bool = True, random_state: Any = None):
+    def __init__(
+        self, compared: bool = True, random_state: Any = None, categorical_features: Any = None
+    ):
         self.compared, self.random_state = compared, random_state
+        self.categorical_features = categorical_features
 
     def fit(
         self, X: Any, y: Any, sample_weight: Any = None, max_seconds: float | None = None
@@ -108,7 +113,11 @@ class BoostedTrees(RegressorMixin, BaseEstimator):
         # Candidates with the same seed hold out the same rows.
         seed = random_state.randint(2**31 - 1)
         if not self.compared:
-            trees = HistGradientBoostingRegressor(early_stopping=False, random_state=seed)
+            trees = HistGradientBoostingRegressor(
+                early_stopping=False,
+                random_state=seed,
+                categorical_features=self.categorical_features,
+            )
             self.line_ = None
             self.trees_, self.cut_ = _grown(trees, X, y, sample_weight, _PLAIN_TREES, budget)
             return self
@@ -130,7 +139,7 @@ class BoostedTrees(RegressorMixin, BaseEstimator):
             if fitted and (fitted[0][2] or late(candidate, len(rows))):
                 break
             part = 1 / (n_fits - k) if fitted else len(_CANDIDATES) / n_fits
-            fitted.append(_fit(*some, seed, *candidate, budget.share(part)))
+            fitted.append(self._fit(*some, seed, *candidate, budget.share(part)))
             leaves = fitted[-1][1].n_iter_ * candidate[0]
             a_leaf = (budget.seconds - begun) / leaves
         best = max(range(len(fitted)), key=lambda k: fitted[k][1].validation_score_[-1])
@@ -139,7 +148,7 @@ class BoostedTrees(RegressorMixin, BaseEstimator):
             if late(_CANDIDATES[best], len(X)):
                 self.cut_ = True
                 return self
-            found = _fit(X, y, sample_weight, seed, *_CANDIDATES[best], budget)
+            found = self._fit(X, y, sample_weight, seed, *_CANDIDATES[best], budget)
             self.line_, self.trees_, self.cut_ = found
         return self
 
@@ -147,20 +156,29 @@ class BoostedTrees(RegressorMixin, BaseEstimator):
         """The trees, plus the line where there is one."""
         check_is_fitted(self)
         trees = self.trees_.predict(X)
-        return trees if self.line_ is None else self.line_.predict(X) + trees
+        return trees if self.line_ is None else self.line_.predict(self._numbers(X)) + trees
+
+    def _fit(self, X, y, sample_weight, seed, leaves, on_a_line, budget):
+        """A line or None, the trees on its errors, and whether time has left out some."""
+        line, errors = None, y
+        if on_a_line:
+            line = LinearRegression().fit(self._numbers(X), y, sample_weight)
+            errors = y - line.predict(self._numbers(X))
+        trees = HistGradientBoostingRegressor(
+            max_leaf_nodes=leaves,
+            early_stopping=True,
+            random_state=seed,
+            categorical_features=self.categorical_features,
+        )
+        return line, *_grown(trees, X, errors, sample_weight, _MOST_TREES, budget)
+
+    def _numbers(self, X: Any) -> Any:
+        """The columns that hold no codes."""
+        codes = self.categorical_features
+        return X if codes is None else np.delete(X, codes, axis=1)
 
     def _as_module(self) -> PredictorModule:
         return BoostedTreesModule(self)
-
-
-def _fit(X, y, sample_weight, seed, leaves, on_a_line, budget):
-    """A line or None, the trees on its errors, and whether time has left out some."""
-    line = LinearRegression().fit(X, y, sample_weight) if on_a_line else None
-    errors = y if line is None else y - line.predict(X)
-    trees = HistGradientBoostingRegressor(
-        max_leaf_nodes=leaves, early_stopping=True, random_state=seed
-    )
-    return line, *_grown(trees, X, errors, sample_weight, _MOST_TREES, budget)
 
 
 def _grown(trees, X, y, sample_weight, most, budget):

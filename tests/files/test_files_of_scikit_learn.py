@@ -1,6 +1,7 @@
 """Files of models with parts of scikit-learn: around the package's estimators, and inside them."""
 
 import sys
+from functools import partial
 
 import numpy as np
 import pandas as pd
@@ -45,7 +46,7 @@ from skscalablegp import (
     load,
     save,
 )
-from skscalablegp.files import ModelFileError, _classes, register
+from skscalablegp.files import ModelFileError, _classes, _scikit, register
 from skscalablegp.metrics import neg_nlpd_scorer
 
 RNG = np.random.default_rng(0)
@@ -84,6 +85,12 @@ CASES = {
         X,
     ),
     "trees": (MeanFunctionRegressor(gp(), HistGradientBoostingRegressor(max_iter=9), n_folds=2), X),
+    "trees of categories": (
+        MeanFunctionRegressor(
+            gp(), HistGradientBoostingRegressor(max_iter=9, categorical_features=[2]), n_folds=2
+        ),
+        np.column_stack([X[:, :2], np.arange(60) % 7]),
+    ),
 }
 SLOW = {
     "kernels": (
@@ -201,6 +208,19 @@ def test_types_are_listed(tmp_path, monkeypatch):
     register(doubled)
     save(model.fit(X, Y), tmp_path / "model")
     assert_array_equal(load(tmp_path / "model").predict(X), model.predict(X))
+
+
+def test_partial_functions_are_those_of_boosting_alone(tmp_path, monkeypatch):
+    model = make_pipeline(FunctionTransformer(partial(np.max, axis=1, keepdims=True)), gp())
+    model.fit(X, Y)
+    with pytest.raises(TypeError, match="functools.partial of <function max"):
+        save(model, tmp_path / "model")
+    # A file that was not written by save.
+    monkeypatch.setattr(_scikit, "_is_foreign", lambda part: False)
+    save(model, tmp_path / "model")
+    monkeypatch.undo()
+    with pytest.raises(ModelFileError, match="a partial of <function max"):
+        load(tmp_path / "model")
 
 
 def test_types_that_a_file_claims_are_not_believed(tmp_path):

@@ -106,7 +106,8 @@ def test_many_levels_become_codes(make):
     assert encoder.codes_ == [1]
     encoded = encoder.transform(make({"a": [0.0] * 4, "town": ["town 00", "town 29", "?", None]}))
     np.testing.assert_array_equal(encoded[:, 1], [0, 29, -1, -1])
-    assert encoder.describe() == ["town: 30 categories, encoded by the mean target of their rows"]
+    how = "encoded by the targets of their rows, and as categories for trees"
+    assert encoder.describe() == [f"town: 30 categories, {how}"]
 
 
 @pytest.mark.parametrize("n_levels, n_encoded", [(1, 1), (2, 1), (3, 3), (20, 20), (21, 1)])
