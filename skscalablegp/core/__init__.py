@@ -23,7 +23,12 @@ from ._exact import (
 from ._exact_process import ExactProcess
 from ._fitted import FittedProcess, LeftOut, fitted_process
 from ._leave_one_out import left_out
-from ._minibatch import GPClassifierBase, MinibatchGPRegressorBase, input_scaling
+from ._minibatch import (
+    GPClassifierBase,
+    MinibatchGPRegressorBase,
+    input_scaling,
+    merged_with_targets,
+)
 from ._model import GPModel, check_categories
 from ._noise_floor import below_the_noise_bound
 from ._parameters import PARAMETERS

@@ -29,8 +29,7 @@ from .data import (
     column_moments,
     known_noise,
     merged,
-    repeated_moments,
-    target_moments,
+    weighted_moments,
 )
 from .likelihoods import Likelihood
 from .posteriors import Affine
@@ -51,10 +50,8 @@ def input_scaling(
 
     `counts` are the weights of the targets, which are not used if far targets count as limits.
     """
-    if counts is not None and not robust:
-        moments = repeated_moments(Y, counts, np.zeros_like(Y), normalize_y, shared)
-        return Scaling(*column_moments(X, robust=True), *moments)
-    return Scaling(*column_moments(X, robust=True), *target_moments(Y, normalize_y, shared, robust))
+    targets = weighted_moments(Y, counts, normalize_y, shared, robust)
+    return Scaling(*column_moments(X, robust=True), *targets)
 
 
 def merged_with_targets(

@@ -15,12 +15,16 @@ from jaxtyping import Float
 from sklearn.ensemble import (
     ExtraTreesClassifier,
     ExtraTreesRegressor,
+    GradientBoostingClassifier,
+    GradientBoostingRegressor,
     HistGradientBoostingClassifier,
     HistGradientBoostingRegressor,
     RandomForestClassifier,
     RandomForestRegressor,
 )
 from sklearn.linear_model import (
+    ARDRegression,
+    BayesianRidge,
     ElasticNet,
     ElasticNetCV,
     HuberRegressor,
@@ -45,7 +49,7 @@ from .._predicted import inner_of
 from ..core import fitted_process
 from ..core.posteriors import Affine, ProcessModule
 from ..kernels import NotExportable
-from ._tree_modules import BoostedModule, ForestModule
+from ._tree_modules import BoostedModule, ForestModule, GradientBoostedModule
 
 # Mean, variance (None for a regressor without any), and the part of it that is no noise.
 PredictorMoments = tuple[Float[Tensor, " m"], Float[Tensor, " m"] | None, Float[Tensor, " m"]]
@@ -120,6 +124,34 @@ class Linear(nn.Module):
         return out[:, 0] if out.shape[1] == 1 else out
 
 
+class BayesianLinear(PredictorModule):
+    """Linear regression with the variance of its weights; all of the variance is noise."""
+
+    covariance: Tensor
+    centre: Tensor
+    least: Tensor
+
+    def __init__(self, model: BayesianRidge | ARDRegression):
+        super().__init__(Linear(model))
+        d = len(model.coef_)
+        kept = np.ones(d, dtype=bool)
+        if isinstance(model, ARDRegression):
+            kept = model.lambda_ < model.threshold_lambda
+        covariance, least = np.zeros((d, d)), 1 / model.alpha_
+        covariance[np.ix_(kept, kept)] = model.sigma_
+        # Earlier versions of scikit-learn measure rows from zero.
+        centre = np.broadcast_to(np.asarray(model.X_offset_, np.float64), d)
+        std = model.predict(centre[None], return_std=True)[1]
+        centre = centre if np.isclose(std[0] ** 2, least, rtol=1e-12) else np.zeros(d)
+        for name, value in (("covariance", covariance), ("centre", centre), ("least", least)):
+            self.register_buffer(name, torch.tensor(value, dtype=torch.float64))
+
+    def moments(self, X: Float[Tensor, "m d"]) -> PredictorMoments:
+        mean, rows = self.mean(X), X - self.centre
+        variance = ((rows @ self.covariance) * rows).sum(1) + self.least
+        return mean, variance, torch.zeros_like(mean)
+
+
 class Logistic(nn.Module):
     """Logistic regression: probabilities (m, c)."""
 
@@ -164,10 +196,13 @@ _LINEAR = (LinearRegression, Ridge, RidgeCV, Lasso, LassoCV, ElasticNet, Elastic
 _FORESTS = (RandomForestRegressor, ExtraTreesRegressor, DecisionTreeRegressor, ExtraTreeRegressor)
 _REGRESSORS: _Table = dict.fromkeys((*_LINEAR, HuberRegressor), Linear)
 _REGRESSORS |= dict.fromkeys(_FORESTS, ForestModule)
+_REGRESSORS |= dict.fromkeys((BayesianRidge, ARDRegression), BayesianLinear)
 _REGRESSORS[HistGradientBoostingRegressor] = BoostedModule
+_REGRESSORS[GradientBoostingRegressor] = GradientBoostedModule
 _CLASSIFIERS: _Table = {
     LogisticRegression: Logistic,
     HistGradientBoostingClassifier: BoostedModule,
+    GradientBoostingClassifier: GradientBoostedModule,
     RandomForestClassifier: ForestModule,
     ExtraTreesClassifier: ForestModule,
     DecisionTreeClassifier: ForestModule,

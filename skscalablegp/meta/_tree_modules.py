@@ -126,6 +126,56 @@ class BoostedModule(nn.Module):
         return torch.exp(raw[:, 0]) if self._link == "log" else raw[:, 0]
 
 
+class GradientBoostedModule(nn.Module):
+    """Gradient boosting of trees without histograms: predictions (m,), or probabilities (m, c).
+
+    Parameters
+    ----------
+    model : GradientBoostingRegressor or GradientBoostingClassifier
+        Fitted.
+
+    Raises
+    ------
+    NotExportable
+        For boosting that begins at the predictions of another estimator.
+    """
+
+    baseline: Tensor
+    rate: Tensor
+    odds: Tensor
+
+    def __init__(self, model: Any):
+        super().__init__()
+        if model.init not in (None, "zero"):
+            raise NotExportable(
+                f"{type(model).__name__}(init={type(model.init).__name__}()) cannot be exported: "
+                "leave out init."
+            )
+        self.trees = TreesModule([grown_nodes(t, False) for t in model.estimators_.flat], True)
+        self._q, self._classes = model.estimators_.shape[1], hasattr(model, "classes_")
+        # The exponential loss is that of half the log odds.
+        odds = 2.0 if self._classes and model.loss == "exponential" else 1.0
+        self.register_buffer("rate", torch.tensor(model.learning_rate, dtype=torch.float64))
+        self.register_buffer("odds", torch.tensor(odds, dtype=torch.float64))
+        row = np.zeros((1, model.n_features_in_))
+        raw = model.decision_function(row) if self._classes else model.predict(row)
+        added = self._added(torch.as_tensor(row)).numpy()
+        self.register_buffer("baseline", torch.tensor(np.reshape(raw, (1, -1)) - added))
+
+    def _added(self, X: Float[Tensor, "m d"]) -> Float[Tensor, "m q"]:
+        """What the trees add to the baseline."""
+        return self.rate * self.trees(X)[:, :, 0].unflatten(1, (-1, self._q)).sum(1)
+
+    def forward(self, X: Float[Tensor, "m d"]) -> Tensor:
+        raw = self._added(X) + self.baseline
+        if not self._classes:
+            return raw[:, 0]
+        if self._q > 1:
+            return torch.softmax(raw, 1)
+        raw = self.odds * raw
+        return torch.cat([torch.sigmoid(-raw), torch.sigmoid(raw)], 1)
+
+
 class ForestModule(nn.Module):
     """The mean of a forest: predictions (m,), or probabilities (m, c); also a single tree.
 

@@ -14,6 +14,7 @@ from sklearn.base import clone
 from sklearn.ensemble import (
     ExtraTreesClassifier,
     ExtraTreesRegressor,
+    GradientBoostingClassifier,
     GradientBoostingRegressor,
     HistGradientBoostingClassifier,
     HistGradientBoostingRegressor,
@@ -21,9 +22,17 @@ from sklearn.ensemble import (
     RandomForestRegressor,
 )
 from sklearn.gaussian_process.kernels import RBF, WhiteKernel
-from sklearn.linear_model import Lasso, LinearRegression, LogisticRegression, RidgeCV
+from sklearn.linear_model import (
+    ARDRegression,
+    BayesianRidge,
+    Lasso,
+    LinearRegression,
+    LogisticRegression,
+    RidgeCV,
+)
 from sklearn.model_selection import GridSearchCV
 from sklearn.naive_bayes import GaussianNB
+from sklearn.neighbors import KNeighborsRegressor
 from sklearn.neural_network import MLPClassifier
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import PolynomialFeatures, StandardScaler
@@ -57,6 +66,10 @@ MODELS = {
     ),
     "mean": sk.MeanFunctionRegressor(POINTS, FEW_TREES, n_folds=2),
     "no-mean": sk.MeanFunctionRegressor(POINTS, FEW_TREES, weight=0.0, n_folds=2),
+    "stack-of-bayesian": sk.StackedGPRegressor(
+        [("line", BayesianRidge()), ("trees", GradientBoostingRegressor(n_estimators=5))]
+    ),
+    "noise-of-bayesian": sk.HeteroscedasticRegressor(BayesianRidge(), residuals=2),
     "auto": sk.AutoGPRegressor(["linear", "randomized_trees", ("points", POINTS)]),
     "love": sk.LOVEPredictor(POINTS, variance_rank=3, max_variance_rank=5),
 }
@@ -68,6 +81,9 @@ FOREIGN = {
     "log-link": make_pipeline(HistGradientBoostingRegressor(loss="gamma", max_iter=9)),
     "forest": RandomForestRegressor(6, random_state=0),
     "extra": ExtraTreesRegressor(6, max_depth=4, random_state=0),
+    "gradient-boosting": GradientBoostingRegressor(n_estimators=6, loss="huber", random_state=0),
+    "bayesian": BayesianRidge(),
+    "relevant": make_pipeline(StandardScaler(), ARDRegression(threshold_lambda=0.05)),
     "tree": DecisionTreeRegressor(random_state=0),
     "search": GridSearchCV(DecisionTreeRegressor(random_state=0), {"max_depth": [2, 4]}, cv=2),
 }
@@ -95,6 +111,8 @@ FOREIGN_CLASSIFIERS = {
     "forest": RandomForestClassifier(5),
     "extra": ExtraTreesClassifier(5, min_samples_leaf=2),
     "tree": DecisionTreeClassifier(max_depth=4),
+    "gradient-boosting": GradientBoostingClassifier(n_estimators=4, random_state=0),
+    "from-zero": GradientBoostingClassifier(n_estimators=4, init="zero", random_state=0),
 }
 HALVES = np.where(TARGET > np.median(TARGET), "high", "low")
 PARTS = np.digitize(TARGET, np.quantile(TARGET, [0.3, 0.6])) * 2
@@ -267,6 +285,24 @@ def test_classifiers_of_scikit_learn(name, labels):
         np.testing.assert_allclose(found, model.predict_proba(rows), atol=1e-12)
 
 
+def test_the_exponential_loss_is_that_of_half_the_log_odds():
+    model = GradientBoostingClassifier(n_estimators=4, loss="exponential", random_state=0)
+    model.fit(LARGE, HALVES)
+    found = probability_module(model)(torch.tensor(NEW))
+    np.testing.assert_allclose(found, model.predict_proba(NEW), atol=1e-12)
+
+
+@pytest.mark.parametrize("name", ["bayesian", "relevant"])
+def test_variances_of_bayesian_regressions(name):
+    model = quietly(FOREIGN[name], LARGE, TARGET)
+    rows = model[:-1].transform(NEW) if name == "relevant" else NEW
+    last = model[-1] if name == "relevant" else model
+    _, variance, latent = predictor_module(last).moments(torch.tensor(rows))
+    std = last.predict(rows, return_std=True)[1]
+    np.testing.assert_allclose(variance.sqrt(), std, rtol=1e-9)
+    assert not latent.any()
+
+
 def test_a_member_that_lacks_a_class():
     model = quietly(sk.AutoGPClassifier([("line", LINE)]), LARGE, PARTS)
     few = clone(LINE).fit(LARGE[PARTS > 0], PARTS[PARTS > 0] // 2)
@@ -302,8 +338,12 @@ def categories():
     "make, message",
     [
         (
-            lambda: fitted_stack(GradientBoostingRegressor(n_estimators=2)),
-            "GradientBoosting.*member",
+            lambda: fitted_stack(GradientBoostingRegressor(n_estimators=2, init=LINE_ALONE)),
+            "GradientBoostingRegressor.init=LinearRegression.*leave out init",
+        ),
+        (
+            lambda: fitted_stack(KNeighborsRegressor()),
+            "KNeighborsRegressor.*member",
         ),
         (lambda: fitted_stack(make_pipeline(PolynomialFeatures(), LINE_ALONE)), "Polynomial.*step"),
         (

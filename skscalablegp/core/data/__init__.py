@@ -13,6 +13,7 @@ from ._rows import (
     repeated_moments,
     standardised_limits,
     target_moments,
+    weighted_moments,
 )
 from ._subsets import centroid_subsets, random_rows
 from ._table import Table, known_noise, n_columns

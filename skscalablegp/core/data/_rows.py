@@ -164,6 +164,22 @@ def repeated_moments(
     return mean, np.full_like(std, np.sqrt(np.mean(np.square(std)))) if shared else std
 
 
+def weighted_moments(
+    Y: np.ndarray,
+    counts: np.ndarray | None,
+    normalize: bool,
+    shared: bool = False,
+    robust: bool = False,
+) -> tuple[np.ndarray, np.ndarray]:
+    """`target_moments` of a table whose rows of equal targets are merged, if `counts` are given.
+
+    Counts are not used where far targets count as limits.
+    """
+    if counts is None or robust:
+        return target_moments(Y, normalize, shared, robust)
+    return repeated_moments(Y, counts, np.zeros_like(Y), normalize, shared)
+
+
 def _scale(std: np.ndarray, mean: np.ndarray) -> np.ndarray:
     """Standard deviations, 1 where a column is constant: its rounding errors are no scale."""
     constant = std <= 10 * np.finfo(np.float64).eps * np.abs(mean)

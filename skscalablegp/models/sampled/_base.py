@@ -11,7 +11,7 @@ import torch
 
 from ..._validation import check_points
 from ...core import FitRun
-from ...core.data import RowSource, Scaling, column_moments, target_moments
+from ...core.data import RowSource, Scaling, column_moments, weighted_moments
 from ...core.likelihoods import Likelihood
 from ...core.posteriors import Posterior
 from ...kernels import compile_kernel
@@ -46,6 +46,8 @@ class Observations:
     normalize_y : bool
     noise_variance : float, array-like of shape (n,), or None
         Known noise of the rows, in squared units of the target.
+    counts : ndarray of shape (n,) or None
+        How many equal rows each row stands for.
     """
 
     X: np.ndarray
@@ -53,6 +55,7 @@ class Observations:
     likelihood: Likelihood
     normalize_y: bool = False
     noise_variance: Any = None
+    counts: np.ndarray | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,7 +91,7 @@ class QSGPMixin:
         run: FitRun,
         table: Observations,
         past: Any = None,
-        n_seen: int = 0,
+        n_seen: float = 0,
         grows: bool = False,
     ) -> None:
         """Plan, start from an exact fit, and train.
@@ -99,7 +102,7 @@ class QSGPMixin:
         table : Observations
         past : ExactModel, SampledModel or None
             The model that training continues from.
-        n_seen : int, default=0
+        n_seen : float, default=0
             Number of other rows that this model has seen.
         grows : bool, default=False
             Whether these are the first rows of a stream.
@@ -107,14 +110,17 @@ class QSGPMixin:
         (n, t), kernel = table.Y.shape, self._own_kernel(table.X)
         scaling = self._scaling if past else self._scaling_of(table, kernel)
         known = self._noise_of(table, scaling, past is None)
-        source = RowSource(table.X, table.Y, scaling, torch.float64, run.device, known)
+        source = RowSource(
+            table.X, table.Y, scaling, torch.float64, run.device, known, counts=table.counts
+        )
         points = past.functions.points if past else self._points(source, run.random_state)
         size = TableSize(n, t, None if points is None else len(points))
         chosen = plan(self, kernel, size, table.likelihood, past, grows)
         run.follow(chosen)
         self.likelihood_ = table.likelihood
         self._keep_scaling(scaling)
-        run.begin(table.X, table.Y, seen=n_seen)
+        seen = self.n_samples_seen_ if n_seen else 0
+        run.begin(table.X, table.Y, seen, None if table.counts is None else source.n_rows)
         if past is None:
             origin = self._started(chosen, table.likelihood, source, run)
         else:
@@ -178,7 +184,7 @@ class QSGPMixin:
         """Units of the model."""
         shared = table.noise_variance is not None and self.normalize_y == "auto"
         robust = table.likelihood.heavy_tails
-        targets = target_moments(table.Y, table.normalize_y, shared, robust)
+        targets = weighted_moments(table.Y, table.counts, table.normalize_y, shared, robust)
         return Scaling(*input_moments(table.X, self.standardize, kernel), *targets)
 
     def _points(self, source: RowSource, random_state: np.random.RandomState) -> np.ndarray | None:

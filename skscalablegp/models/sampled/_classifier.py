@@ -242,7 +242,7 @@ class QSGPClassifier(QSGPMixin, GPClassifierBase):
         return (codes[:, None] == classes).astype(np.float64)
 
     @fit_context(prefer_skip_nested_validation=True)
-    def fit(self, X, y) -> QSGPClassifier:
+    def fit(self, X, y, sample_weight=None) -> QSGPClassifier:
         """Train on a table.
 
         Parameters
@@ -251,6 +251,11 @@ class QSGPClassifier(QSGPMixin, GPClassifierBase):
             Rows; an `np.memmap` is read a batch at a time.
         y : array-like of shape (n,)
             Labels of any kind.
+        sample_weight : float or array-like of shape (n,), optional
+            Weight of each row. A row of weight k counts as k equal rows, and a row of
+            weight zero is left out. Weights need not be whole numbers. Equal rows with equal
+            labels are merged before the fit, so that weights and repeated rows give the same
+            model. A memory map is searched for equal rows, and then copied, only with weights.
 
         Returns
         -------
@@ -265,14 +270,14 @@ class QSGPClassifier(QSGPMixin, GPClassifierBase):
         """
         old = getattr(self, "classes_", None)
         with FitRun(self) as run:
-            X, codes = self._read_rows(X, y)
+            X, codes, counts = self._read_weighted(X, y, None, sample_weight)
             labels = self._labels(codes)
             past = self._past(X, labels.shape[1]) if np.array_equal(old, self.classes_) else None
-            self._train(run, Observations(X, labels, _LIKELIHOOD), past)
+            self._train(run, Observations(X, labels, _LIKELIHOOD, counts=counts), past)
         return self
 
     @fit_context(prefer_skip_nested_validation=True)
-    def partial_fit(self, X, y, classes=None) -> QSGPClassifier:
+    def partial_fit(self, X, y, classes=None, sample_weight=None) -> QSGPClassifier:
         """Continue with further rows; the first call fits a new model.
 
         Parameters
@@ -283,6 +288,8 @@ class QSGPClassifier(QSGPMixin, GPClassifierBase):
             Their labels.
         classes : array-like of shape (c,), optional
             All labels of the stream. The first call needs them if its rows lack some of them.
+        sample_weight : float or array-like of shape (n,), optional
+            As in `fit`.
 
         Returns
         -------
@@ -295,8 +302,9 @@ class QSGPClassifier(QSGPMixin, GPClassifierBase):
         """
         first = "n_iter_" not in vars(self)
         with FitRun(self) as run:
-            X, codes = self._read_rows(X, y, reset=first, classes=classes if first else None)
-            table = Observations(X, self._labels(codes), _LIKELIHOOD)
+            known = classes if first else None
+            X, codes, counts = self._read_weighted(X, y, known, sample_weight, reset=first)
+            table = Observations(X, self._labels(codes), _LIKELIHOOD, counts=counts)
             if first:
                 self._train(run, table, grows=True)
             else:

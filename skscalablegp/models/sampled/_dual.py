@@ -36,7 +36,9 @@ class DualStepper(SampledStepper):
         super().__init__(*args, **settings)
         self.support_index, s = support_index, len(self.support)
         gram, share = self.flattening.gram, self.n / s
-        c = optimal_diagonal(share * gram[:s].square().sum(0), self.curvature, gram[:s].diagonal())
+        square, counts = gram[:s].square(), self.support.counts
+        square = square if counts is None else counts.to(square)[:, None] * square
+        c = optimal_diagonal(share * square.sum(0), self.curvature, gram[:s].diagonal())
         self._variance = share * (gram[s:].square() @ c.square())[:, None]
 
     def _step(self, rows: np.ndarray, X: Tensor, Y: Tensor, noise: NoiseAtRows) -> None:
@@ -72,7 +74,8 @@ class DualStepper(SampledStepper):
         f = w.a[len(self.support) :]
         if not bool(torch.isfinite(f).all()):
             return float("nan")
-        return -float(self._check_terms(f, self._variance).value.mean()) / self.t
+        value = float(self._check_terms(f, self._variance).value.mean())
+        return -value / self.t / self._check_count
 
     def diagonal(self) -> Float[Tensor, "q units"]:
         prior = self.support.kernel.diag(self.support.theta, self.basis.points)

@@ -122,8 +122,8 @@ class SampledBatch:
     control : Control
     square : Tensor of shape (b, 1)
         Variance of f from the other columns of C.
-    n : int
-        Number of rows of the table.
+    n : float
+        Number of rows of the table, before they stand for several rows each.
     """
 
     Y: Float[Tensor, "b t"]
@@ -131,7 +131,7 @@ class SampledBatch:
     right: BasisDraw
     control: Control
     square: Float[Tensor, "b 1"]
-    n: int
+    n: float
 
     def functions(self) -> tuple[Float[Tensor, "b k"], Float[Tensor, "b k"]]:
         """The estimates of f from both draws."""
@@ -170,7 +170,7 @@ def sampled_loss(
         v = variance.clamp_min(0)
         ends = [noise.likelihood.expected(Y, h[:, :t], v, variances).value for h in (f, g)]
         value = 0.5 * (ends[0] + ends[1])
-    return -batch.n / len(Y) * value.sum()
+    return -batch.n / len(Y) * noise.counted(value).sum()
 
 
 def sampled_gradient(

@@ -39,8 +39,8 @@ class ExactModel:
         Lower Cholesky factor of their precision.
     noise : float
         Noise variance of predictions, 0 for labels.
-    n_rows : int
-        Number of rows so far.
+    n_rows : float
+        Number of rows so far, or the sum of their weights.
     lower_bound : float
         The ELBO in nats.
     """
@@ -49,7 +49,7 @@ class ExactModel:
     mean: np.ndarray
     factor: np.ndarray
     noise: float
-    n_rows: int
+    n_rows: float
     lower_bound: float
 
     # Fits that continue and fitted attributes read these of any model.
@@ -162,7 +162,9 @@ def newton_steps(batch: FullBatch, max_iter: int, tol: float = 1e-6) -> Iterator
     noise, phi, Y = batch.noise, batch.phi, batch.Y
     mean, prior = batch.mean, batch.factor @ batch.factor.T
     if noise.gaussian:
-        factor, _ = cholesky_with_jitter(prior + phi.T @ (phi / noise.variances(Y)[:, None]))
+        factor, _ = cholesky_with_jitter(
+            prior + phi.T @ (phi / noise.variances_of_means(Y)[:, None])
+        )
         none = phi.new_zeros(len(phi), 1)
         gradient = batch.loss(mean, none)[1]
         yield Belief(mean - torch.cholesky_solve(gradient, factor), factor, none)
@@ -242,7 +244,7 @@ def believed(
         q.mean.cpu().numpy(),
         q.factor.cpu().numpy(),
         batch.noise.variance,
-        len(batch.Y) + (past.n_rows if past else 0),
+        batch.noise.n_rows(batch.Y) + (past.n_rows if past else 0),
         batch.lower_bound(q) + (past.lower_bound if past else 0.0),
     )
 
@@ -258,9 +260,10 @@ def exact_process(
 
     When `late` returns True, Newton steps end.
     """
-    (X, Y, known), d = map(torch.as_tensor, rows), rows.X.shape[1]
+    (X, Y, known), d = map(torch.as_tensor, rows[:3]), rows.X.shape[1]
+    counts = None if rows.counts is None else torch.as_tensor(rows.counts)
     compiled = compile_kernel(kernel, d)
-    noise = NoiseAtRows.of(likelihood, noise_of(compiled, compiled.theta0), Y).at(known)
+    noise = NoiseAtRows.of(likelihood, noise_of(compiled, compiled.theta0), Y).at(known, counts)
     functions = Functions.at(kernel, rows.X)
     batch = full_batch(full_map(functions, d, noise.variance, X.device), noise, X, Y)
     for belief in newton_steps(batch, max_iter):
@@ -280,7 +283,7 @@ def train_by_full_batches(
     with run.stage("basis", optional=True):
         X, Y = fit.source.rows(slice(None))
         full = full_map(functions, fit.d, noise.variance, run.device)
-        noise = noise.at(fit.source.known(slice(None)))
+        noise = noise.at(fit.source.known(slice(None)), fit.source.weights(slice(None)))
         batch = full_batch(full, noise, X, Y, past, run.budget.check)
     if batch is None:
         return Trained(None, run.budget.ended, 0)
@@ -292,7 +295,7 @@ def train_by_full_batches(
             n_iter, model = n_iter + 1, believed(functions, batch, q, past)
             run.preview = lambda copy, step, now=model: copy._keep(now)
             bound = model.lower_bound - (past.lower_bound if past else 0.0)
-            run.monitor.record_score(theta, bound / Y.numel(), float(n_iter))
+            run.monitor.record_score(theta, bound / (noise.n_rows(Y) * fit.t), float(n_iter))
         if n_iter == max_iter and not noise.gaussian:
             reason = "max_iter"
     return Trained(model, ending.reason or reason, n_iter)

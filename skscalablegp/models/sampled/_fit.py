@@ -61,7 +61,7 @@ class Fit:
         None for full batches.
     past : ExactModel, SampledModel or None
         The model that training continues from.
-    n_seen : int
+    n_seen : float
         Number of other rows that this model has seen.
     """
 
@@ -69,7 +69,7 @@ class Fit:
     run: FitRun
     steps: StepPlan | None = None
     past: Any = None
-    n_seen: int = 0
+    n_seen: float = 0
 
     def __post_init__(self) -> None:
         dtype = torch.float64 if self.steps is None else self.steps.torch_dtype
@@ -77,9 +77,14 @@ class Fit:
         (self.n, self.d), self.t = self.source.X.shape, self.source.Y.shape[1]
 
     @property
-    def n_total(self) -> int:
-        """Number of rows of the model."""
-        return self.n + self.n_seen
+    def n_rows(self) -> float:
+        """Number of rows of the model, or the sum of their weights."""
+        return self.source.n_rows + self.n_seen
+
+    @property
+    def n_total(self) -> float:
+        """Number of rows of the model, where rows of the table are counted once."""
+        return self.n * (self.n_rows / self.source.n_rows)
 
     @property
     def calibrates(self) -> bool:
@@ -122,11 +127,29 @@ class Fit:
         if self.past is not None and not self.steps.dual:
             arrays = self.past.support_X, self.past.support_Y
             X, Y = (torch.as_tensor(a).to(source.device, source.dtype) for a in arrays)
-            known = 0.0
+            known, counts = 0.0, self._past_counts().to(X) if self._weighted else None
         else:
             (X, Y), known = source.rows(support), source.known(support)
+            counts = source.weights(support)
         theta = compiled.theta0.to(source.device)
-        return SupportRows(compiled, theta, X, Y, *source.rows(check), known, source.known(check))
+        own = known, source.known(check), counts, source.weights(check)
+        return SupportRows(compiled, theta, X, Y, *source.rows(check), *own)
+
+    def share(self, support: SupportRows) -> np.ndarray | None:
+        """Counts of the support rows in units of their mean in the table; None if all are one."""
+        if support.counts is None:
+            return None
+        return support.counts.double().cpu().numpy() * (self.n_total / self.n_rows)
+
+    @property
+    def _weighted(self) -> bool:
+        return self.source.counts is not None or self.past.support_share is not None
+
+    def _past_counts(self) -> Tensor:
+        """Counts of the past model's support rows, where the mean count is that of this table."""
+        share = self.past.support_share
+        share = np.ones(len(self.past.support_X)) if share is None else share
+        return torch.as_tensor(share * (self.n_rows / self.n_total))
 
     def optimizer(self) -> SparseSGD:
         """The optimiser of the variational parameters."""
@@ -153,10 +176,13 @@ class Fit:
     def squares(self, basis: SampledBasis, theta: Tensor, rng: np.random.Generator) -> Tensor:
         """|phi_r|^2 over all rows, estimated from some of them; checks the time."""
         size = int(min(self.n, _SQUARES_ROWS, max(50, _SQUARES_WORK // basis.n_features)))
-        X, _ = self.source.rows(np.sort(rng.choice(self.n, size, replace=False)))
+        rows = np.sort(rng.choice(self.n, size, replace=False))
+        (X, _), counts = self.source.rows(rows), self.source.weights(rows)
+        counts = X.new_ones(size) if counts is None else counts
         out = torch.empty(basis.per_unit, basis.n_units).to(X)
         with torch.no_grad():
             for part in self.parts(basis, max(1, 2**24 // (basis.per_unit * size))):
                 phi = by_unit(part.evaluate(theta, X), basis.per_unit)
-                out[:, part.index] = phi.square().mean(0) * self.n_total
+                square = phi.square() * counts[:, None, None]
+                out[:, part.index] = square.mean(0) * self.n_total
         return out

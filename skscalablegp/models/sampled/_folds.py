@@ -61,16 +61,18 @@ def compared(
         stepper = _trained(functions, source.subset(rest), run, max_iter)
         X, Y = source.rows(held)
         mean, variance, _ = ProcessPosterior(*stepper.model().process()).moments(X)
-        rows = source.rows(run.random_state.permutation(rest)[:_EXACT_ROWS])
-        rows = Rows(*(part.cpu().numpy() for part in rows))
+        rows = Rows.of(source, run.random_state.permutation(rest)[:_EXACT_ROWS])
         process = exact_process(dictionary.kernel.kernel, Gaussian(), rows, 1)
         exact, spread, _ = process.posterior(X.shape[1], X.device).moments(X)
         nlls = _nlls((Y - exact).cpu().numpy(), spread.cpu().numpy() + process.noise)
-        predictions.append((variance.cpu().numpy(), (Y - mean).cpu().numpy(), nlls))
-    variance, error, of_exact = map(np.concatenate, zip(*predictions, strict=True))
-    scale = fitted_scale(variance, error, stepper.noise)
+        counts = np.ones(len(held)) if source.counts is None else source.counts[held]
+        predictions.append((variance.cpu().numpy(), (Y - mean).cpu().numpy(), nlls, counts))
+    variance, error, of_exact, counts = map(np.concatenate, zip(*predictions, strict=True))
+    scale = fitted_scale(variance, error, stepper.noise, counts)
     behind = _nlls(error, scale * variance + stepper.noise) - of_exact
-    return Comparison(scale, behind.mean(), behind.std() / len(behind) ** 0.5)
+    loss = np.average(behind, weights=counts)
+    spread = np.average(np.square(behind - loss), weights=counts)
+    return Comparison(scale, loss, (spread / counts.sum()) ** 0.5)
 
 
 def _trained(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -60,8 +61,8 @@ class Moments:
     rest : float
     gram : Tensor of shape (m, m)
         Phi'Phi.
-    n : int
-        Number of rows.
+    n : float
+        Number of rows, or the sum of their counts.
     floor : float
         Smallest noise variance that these digits allow.
     """
@@ -70,23 +71,30 @@ class Moments:
     target: Float64[Tensor, "q t"]
     rest: float
     gram: Float64[Tensor, "m m"]
-    n: int
+    n: float
     floor: float
 
     @classmethod
-    def of(cls, blocks: Iterable[tuple[Tensor, Tensor]], unit: float) -> Moments:
+    def of(cls, blocks: Iterable[tuple[Tensor, Tensor, Any]], unit: float) -> Moments:
         """From the functions and the targets of some rows at a time.
+
+        A row that stands for k equal rows is a row times the root of k.
 
         Parameters
         ----------
-        blocks : iterable of (Tensor of shape (b, m), Tensor of shape (b, t))
+        blocks : iterable of (Tensor of shape (b, m), Tensor of shape (b, t), Tensor of shape (b,))
+            The last has the counts of the rows, or is None.
         unit : float
             Mean square of the targets.
         """
         gram = projection = torch.zeros(())
-        n, square = 0, 0.0
-        for phi, targets in blocks:
+        n, square, total = 0, 0.0, 0.0
+        for phi, targets, counts in blocks:
             Y = targets.double()
+            total += len(Y) if counts is None else float(counts.sum())
+            if counts is not None:
+                root = counts.to(Y).sqrt()[:, None]
+                phi, Y = phi * root, Y * root
             gram, projection = gram.to(Y) + phi.T @ phi, projection.to(Y) + phi.T @ Y
             n, square = n + len(Y), square + float(Y.square().sum())
         m = len(gram)
@@ -94,14 +102,14 @@ class Moments:
             L, _ = cholesky_with_jitter(gram)
             target = torch.linalg.solve_triangular(L, projection, upper=False)
             rest = max(square - float(target.square().sum()), 0.0)
-            return cls(L.T, target, rest, gram, n, _FLOOR_OF_SUMS * unit)
+            return cls(L.T, target, rest, gram, total, _FLOOR_OF_SUMS * unit)
         root, rest = phi, 0.0
         if n > m:
             R = torch.linalg.qr(torch.cat([phi, Y], 1), mode="r").R
             root, Y, rest = R[:m, :m], R[:m, m:], float(R[m:, m:].square().sum())
         # Zeros do not say how large other targets would be. Their intervals keep some width.
         floor = _FLOOR if square > 0 else _FLOOR_OF_SUMS
-        return cls(root, Y, rest, gram, n, floor * unit)
+        return cls(root, Y, rest, gram, total, floor * unit)
 
     def weights(
         self, at: Int64[Tensor, " r"], precision: Float64[Tensor, " r"], noise: float

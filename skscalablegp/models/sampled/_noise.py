@@ -26,12 +26,15 @@ class NoiseAtRows:
         Typical curvature of minus log p, by which step sizes are scaled.
     known : Tensor of shape (b,) or float
         Known noise of the rows, in addition to `variance`.
+    counts : Tensor of shape (b,), optional
+        How many equal rows each row stands for, one by default.
     """
 
     likelihood: Likelihood
     variance: float
     curvature: float
     known: Tensor | float = 0.0
+    counts: Tensor | None = None
 
     moving: ClassVar[tuple[str, ...]] = ("variance", "curvature")
 
@@ -61,13 +64,28 @@ class NoiseAtRows:
             )
         return cls(likelihood, variance, likelihood.curvature(Y, _constant(variance, Y) + known))
 
-    def at(self, known: Tensor | float) -> NoiseAtRows:
-        """The same likelihood for rows of known noise."""
-        return replace(self, known=known)
+    def at(self, known: Tensor | float, counts: Tensor | None = None) -> NoiseAtRows:
+        """The same likelihood for rows of known noise that stand for `counts` rows each."""
+        return replace(self, known=known, counts=counts)
 
     def variances(self, Y: Float[Tensor, "b t"]) -> Float[Tensor, " b"]:
-        """The rows' noise variances."""
+        """The noise variances of single rows."""
         return _constant(self.variance, Y) + self.known
+
+    def variances_of_means(self, Y: Float[Tensor, "b t"]) -> Float[Tensor, " b"]:
+        """The noise variances of the means of the rows that each row stands for."""
+        single = self.variances(Y)
+        return single if self.counts is None else single / self.counts.to(single)
+
+    def counted(self, values: Tensor) -> Tensor:
+        """Values of single rows (b, ...), times the number of rows that each stands for."""
+        if self.counts is None:
+            return values
+        return values * self.counts.to(values).reshape(-1, *[1] * (values.ndim - 1))
+
+    def n_rows(self, Y: Float[Tensor, "b t"]) -> float:
+        """The number of rows that the rows stand for."""
+        return len(Y) if self.counts is None else float(self.counts.sum())
 
     @property
     def gaussian(self) -> bool:
@@ -77,8 +95,12 @@ class NoiseAtRows:
     def terms(
         self, Y: Float[Tensor, "b t"], mean: Float[Tensor, "b t"], variance: Float[Tensor, "b 1"]
     ) -> LikelihoodTerms:
-        """The expectation of log p for f ~ N(mean, variance), and its derivatives."""
-        return self.likelihood.expected(Y, mean, variance, self.variances(Y))
+        """The expectation of log p for f ~ N(mean, variance), and its derivatives.
+
+        Rows that stand for several have the sums over these.
+        """
+        terms = self.likelihood.expected(Y, mean, variance, self.variances(Y))
+        return terms if self.counts is None else LikelihoodTerms(*map(self.counted, terms))
 
 
 def _constant(variance: float, Y: Tensor) -> Float[Tensor, " b"]:

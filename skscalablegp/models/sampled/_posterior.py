@@ -269,8 +269,8 @@ class SampledModel:
         Noise variance of predictions, 0 for labels.
     curvature : float
         Mean curvature of minus the log likelihood per row.
-    n_rows : int
-        Number of rows so far.
+    n_rows : float
+        Number of rows so far, or the sum of their weights.
     dtype : str
         Precision of training and of predictions.
     lower_bound : float
@@ -279,6 +279,8 @@ class SampledModel:
         Whether variances are those given the support rows.
     variance_scale : float
         Factor of the variance given the support rows.
+    support_share : ndarray of shape (s,) or None
+        Counts of the support rows in units of the table's mean; None if all are one.
     """
 
     functions: Functions
@@ -289,11 +291,12 @@ class SampledModel:
     support_Y: np.ndarray
     noise: float
     curvature: float
-    n_rows: int
+    n_rows: float
     dtype: str
     lower_bound: float
     by_support: bool
     variance_scale: float = 1.0
+    support_share: np.ndarray | None = None
 
     # Fits that continue and fitted attributes read this of any model.
     inference = "stochastic"
@@ -327,50 +330,67 @@ class SampledModel:
         if self.by_support and (functions.points is None or self.noise == 0):
             weight = self.curvature * self.n_rows / len(self.support_X)
             X = torch.as_tensor(self.support_X).to(device)
-            support = support_variance(compiled, X, weight, self.variance_scale)
+            share = None if self.support_share is None else torch.as_tensor(self.support_share)
+            support = support_variance(compiled, X, weight, self.variance_scale, share)
         basis, theta = functions.basis(d, dtype, device), compiled.theta0.to(device)
         return ChevronPosterior(basis, theta, weights, self.noise, augment, support)
 
 
 def support_variance(
-    compiled: TorchKernel, X: Tensor, weight: float, scale: float = 1.0
+    compiled: TorchKernel,
+    X: Tensor,
+    weight: float,
+    scale: float = 1.0,
+    counts: Tensor | None = None,
 ) -> SupportVariance:
-    """The variance of f given support rows X whose noise variance is 1 / `weight`."""
+    """The variance of f given support rows X of noise variance 1 / `weight`, over their counts."""
     X = X.double()
     theta = compiled.theta0.to(X.device)
     K = compiled.cross(theta, X, X)
-    factor, _ = cholesky_with_jitter(K + torch.eye(len(X)).to(K) / weight)
+    noise = torch.ones(len(X)).to(K) / weight
+    noise = noise if counts is None else noise / counts.to(K)
+    factor, _ = cholesky_with_jitter(K + torch.diag(noise))
     return SupportVariance(compiled, X, factor, scale)
 
 
-def fitted_scale(variance: np.ndarray, residual: np.ndarray, noise: float) -> float:
+def fitted_scale(
+    variance: np.ndarray, residual: np.ndarray, noise: float, counts: np.ndarray | None = None
+) -> float:
     """The factor of the variances of f with the highest likelihood of residuals (v, t); O(v t).
 
-    A weak prior around 1 decides if the residuals consist of noise alone.
+    A weak prior around 1 decides if the residuals consist of noise alone. A residual stands for
+    `counts` rows.
     """
     variance, square = variance[:, None], residual**2
+    share = 1.0 if counts is None else counts[:, None]
 
     def cost(z: float) -> float:
         total = np.exp(z) * variance + noise
-        return float(np.sum(np.log(total) + square / total)) + z**2
+        return float(np.sum(share * (np.log(total) + square / total))) + z**2
 
     return math.exp(minimize_scalar(cost, bounds=(-5.0, 5.0), method="bounded").x)
 
 
 def fitted_scales(
-    variance: np.ndarray, residual: np.ndarray, noise: float, known: np.ndarray | float = 0.0
+    variance: np.ndarray,
+    residual: np.ndarray,
+    noise: float,
+    known: np.ndarray | float = 0.0,
+    counts: np.ndarray | None = None,
 ) -> tuple[float, float]:
     """The factor of the variances of f, and the noise variance in addition to the known one.
 
-    They maximise the normal likelihood of the residuals (v, t) of held-out rows; O(v t).
+    They maximise the normal likelihood of the residuals (v, t) of held-out rows, of which each
+    stands for `counts` rows; O(v t).
     """
     variance, square = variance[:, None], residual**2
     known = np.broadcast_to(known, variance.shape[:1])[:, None]
-    unit = max(float(square.mean()), 1e-12 * noise)
+    share = 1.0 if counts is None else counts[:, None] / counts.mean()
+    unit = max(float((share * square).mean()), 1e-12 * noise)
 
     def cost(z: np.ndarray) -> float:
         total = np.exp(z[0]) * variance + np.exp(z[1]) + known
-        return float(np.mean(np.log(total) + square / total))
+        return float(np.mean(share * (np.log(total) + square / total)))
 
     starts = [(a, math.log(b)) for a in (-6.0, -3.0, 0.0, 3.0) for b in (noise, unit)]
     start = min(starts, key=lambda z: cost(np.array(z)))

@@ -255,7 +255,7 @@ class QSGPRegressor(QSGPMixin, MinibatchGPRegressorBase):
     # ------------------------------------------------------------------ fit
 
     @fit_context(prefer_skip_nested_validation=True)
-    def fit(self, X, y, noise_variance=None) -> QSGPRegressor:
+    def fit(self, X, y, noise_variance=None, sample_weight=None) -> QSGPRegressor:
         """Train on a table.
 
         Parameters
@@ -268,6 +268,11 @@ class QSGPRegressor(QSGPMixin, MinibatchGPRegressorBase):
             Known noise variance of each row, in the target's own units squared. The variance of the
             kernel's white noise is added to it. Cross-validation splits it if metadata routing is
             enabled.
+        sample_weight : float or array-like of shape (n,), optional
+            Weight of each row. A row of weight k counts as k equal rows, each with the noise of
+            one, and a row of weight zero is left out. Weights need not be whole numbers. Equal rows
+            with equal targets are merged before the fit, so that weights and repeated rows give the
+            same model. A memory map is searched for equal rows, and then copied, only with weights.
 
         Returns
         -------
@@ -281,19 +286,22 @@ class QSGPRegressor(QSGPMixin, MinibatchGPRegressorBase):
         MemoryError
             If the weights do not fit.
         """
-        return self._fit(X, y, noise_variance, grows=False)
+        return self._fit(X, y, noise_variance, sample_weight, grows=False)
 
-    def _fit(self, X: Any, y: Any, noise_variance: Any, grows: bool) -> QSGPRegressor:
+    def _fit(
+        self, X: Any, y: Any, noise_variance: Any, sample_weight: Any, grows: bool
+    ) -> QSGPRegressor:
         with FitRun(self) as run:
             X, Y = self._read_rows(X, y)
+            X, Y, noise_variance, _, counts = self._read_merged(X, Y, noise_variance, sample_weight)
             likelihood = self._checked_likelihood(Y.shape[1])
             normalize = run.normalizes(Y, likelihood.additive)
-            table = Observations(X, Y, likelihood, normalize, noise_variance)
+            table = Observations(X, Y, likelihood, normalize, noise_variance, counts)
             self._train(run, table, self._past(X, Y.shape[1]), grows=grows)
         return self
 
     @fit_context(prefer_skip_nested_validation=True)
-    def partial_fit(self, X, y, noise_variance=None) -> QSGPRegressor:
+    def partial_fit(self, X, y, noise_variance=None, sample_weight=None) -> QSGPRegressor:
         """Continue with further rows; the first call fits a new model.
 
         An exact model takes its posterior as the prior of the new rows, which for a Gaussian
@@ -308,6 +316,8 @@ class QSGPRegressor(QSGPMixin, MinibatchGPRegressorBase):
             Their targets.
         noise_variance : float or array-like of shape (n,), optional
             As in `fit`.
+        sample_weight : float or array-like of shape (n,), optional
+            As in `fit`.
 
         Returns
         -------
@@ -319,7 +329,7 @@ class QSGPRegressor(QSGPMixin, MinibatchGPRegressorBase):
             For ``basis="rows"``, which further rows would change.
         """
         if "n_iter_" not in vars(self):
-            return self._fit(X, y, noise_variance, grows=True)
+            return self._fit(X, y, noise_variance, sample_weight, grows=True)
         with FitRun(self) as run:
             X, Y = self._read_rows(X, y, reset=False)
             self._check_growing()
@@ -329,7 +339,10 @@ class QSGPRegressor(QSGPMixin, MinibatchGPRegressorBase):
                     f"y has {Y.shape[1]} targets, but the model was fitted with {past.n_targets}."
                 )
             run.ignores("likelihood", "the first rows have set it")
-            table = Observations(X, Y, self.likelihood_, noise_variance=noise_variance)
+            X, Y, noise_variance, _, counts = self._read_merged(X, Y, noise_variance, sample_weight)
+            table = Observations(
+                X, Y, self.likelihood_, noise_variance=noise_variance, counts=counts
+            )
             self._train(run, table, past, n_seen=past.n_rows)
         return self
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -9,15 +11,17 @@ import torch
 from sklearn.gaussian_process.kernels import WhiteKernel
 
 from ..._compat import fit_context
+from ..._validation import check_sample_weight
 from ...core import (
     SMALL_TABLE,
     FitRun,
     MinibatchGPRegressorBase,
     is_auto,
+    merged_with_targets,
     rows_to_check,
     warn_if_rough,
 )
-from ...core.data import RowSource, Scaling, target_moments
+from ...core.data import RowSource, Scaling, weighted_moments
 from ...core.likelihoods import Gaussian
 from ...core.posteriors import FeatureWeights
 from ...core.training import StepsResult, train_steps
@@ -237,7 +241,7 @@ class QSRVMRegressor(MinibatchGPRegressorBase):
     # ------------------------------------------------------------------ fit
 
     @fit_context(prefer_skip_nested_validation=True)
-    def fit(self, X, y, noise_variance=None) -> QSRVMRegressor:
+    def fit(self, X, y, noise_variance=None, sample_weight=None) -> QSRVMRegressor:
         """Train on a table.
 
         Parameters
@@ -249,6 +253,11 @@ class QSRVMRegressor(MinibatchGPRegressorBase):
         noise_variance : None, default=None
             Not available, because the evidence has one noise variance for all rows. Predictions
             accept the known noise of new rows.
+        sample_weight : float or array-like of shape (n,), optional
+            Weight of each row. A row of weight k counts as k equal rows, each with the noise of
+            one, and a row of weight zero is left out. Weights need not be whole numbers. Equal rows
+            with equal targets are merged before the fit, so that weights and repeated rows give the
+            same model. A memory map is searched for equal rows, and then copied, only with weights.
 
         Returns
         -------
@@ -268,14 +277,21 @@ class QSRVMRegressor(MinibatchGPRegressorBase):
             )
         with FitRun(self) as run:
             X, Y = self._read_rows(X, y)
+            found = merged_with_targets(X, Y, [], check_sample_weight(sample_weight, len(X)))
+            given, counts = np.arange(len(X)), None
+            if found is not None:
+                given, counts = found.rows, found.counts
+                X, Y = X[given], Y[given]
             kernel = self._own_kernel(X)
             plan = plan_relevance(self, kernel, len(X))
             inputs = input_moments(X, self.standardize, kernel)
-            self._keep_scaling(Scaling(*inputs, *target_moments(Y, run.normalizes(Y))))
+            targets = weighted_moments(Y, counts, run.normalizes(Y))
+            self._keep_scaling(Scaling(*inputs, *targets))
             run.follow(plan)
-            run.begin(X, Y)
-            source = RowSource(X, Y, self._scaling, torch.float64, run.device)
-            start, dictionary = self._started(plan, source, run)
+            source = RowSource(X, Y, self._scaling, torch.float64, run.device, counts=counts)
+            run.begin(X, Y, n_rows=None if counts is None else source.n_rows)
+            dictionary_of = partial(self._dictionary, given, source)
+            start, dictionary = self._started(plan, source, run, dictionary_of)
             rounds = reduced(dictionary, plan, self, run)
             # The cost of the weights is cubic in their number, so that a short time allows fewer.
             most = plan.most
@@ -289,7 +305,7 @@ class QSRVMRegressor(MinibatchGPRegressorBase):
                 run.budget.check()
                 comparison = compared(dictionary, source, run, self.max_iter)
                 if comparison is not None and self._keeps_all(comparison, source, run):
-                    model = whole_model(self._dictionary(start.kernel, source, np.arange(len(X))))
+                    model = whole_model(dictionary_of(start.kernel, np.arange(len(X))))
                 elif comparison is not None:
                     scale = comparison.scale
             kernel, rows = dictionary.kernel, rows_to_check(len(X), run).numpy()
@@ -303,12 +319,19 @@ class QSRVMRegressor(MinibatchGPRegressorBase):
             )
         return self
 
-    def _dictionary(self, kernel: Any, source: RowSource, rows: np.ndarray) -> Dictionary:
+    def _dictionary(
+        self, given: np.ndarray, source: RowSource, kernel: Any, rows: np.ndarray
+    ) -> Dictionary:
+        """Functions at some rows of a table, which are those of these numbers in the given one."""
         compiled = compile_kernel(kernel, source.X.shape[1])
-        return Dictionary.of(compiled, source, rows, self.max_precision)
+        return Dictionary.of(compiled, source, rows, self.max_precision, given)
 
     def _started(
-        self, plan: RelevancePlan, source: RowSource, run: FitRun
+        self,
+        plan: RelevancePlan,
+        source: RowSource,
+        run: FitRun,
+        dictionary_of: Callable[[Any, np.ndarray], Dictionary],
     ) -> tuple[Start, Dictionary]:
         """The exact start, and the dictionary of the table with its kernel."""
         n, m = len(source), plan.n_components.value
@@ -316,12 +339,12 @@ class QSRVMRegressor(MinibatchGPRegressorBase):
         chosen = np.sort(run.random_state.permutation(n)[:m]) if m < n else np.arange(n)
 
         def show(model: Any, now: Start) -> None:
-            functions = self._dictionary(now.kernel, source, now.index)
+            functions = dictionary_of(now.kernel, now.index)
             stepper = RelevanceStepper(functions, source.subset(now.index), run.budget)
             model._keep(stepper.model())
 
         start = exact_start_of(plan.start, Gaussian(), source, run, show)
-        return start, self._dictionary(start.kernel, source, chosen)
+        return start, dictionary_of(start.kernel, chosen)
 
     def _updated(
         self, dictionary: Dictionary, source: RowSource, run: FitRun
@@ -365,8 +388,9 @@ class QSRVMRegressor(MinibatchGPRegressorBase):
 
     def _keep(self, model: RelevanceModel) -> None:
         dictionary, weights = model.dictionary, model.weights
-        self.relevance_ = dictionary.rows[model.active.cpu().numpy()]
-        self.relevance_vectors_ = np.asarray(dictionary.source.X[self.relevance_], dtype=np.float64)
+        rows = dictionary.rows[model.active.cpu().numpy()]
+        self.relevance_ = dictionary.given[rows]
+        self.relevance_vectors_ = np.asarray(dictionary.source.X[rows], dtype=np.float64)
         self.precision_ = weights.precision.cpu().numpy() * dictionary.unit
         self.coef_ = weights.mean.cpu().numpy()
         self.coef_covariance_cholesky_ = cholesky_with_jitter(weights.covariance.cpu())[0].numpy()

@@ -14,6 +14,7 @@ from ...core.data import RowSource
 from ...core.posteriors import FeatureWeights
 from ...core.training import Budget, Stepper
 from ...kernels import TorchKernel
+from ...linalg.gradients import Repeats
 from ...linalg.solvers import cholesky_with_jitter
 from ._basis import KernelFunctions
 from ._moments import Moments, Weights
@@ -57,6 +58,8 @@ class Dictionary:
         Mean square of the targets.
     largest : float
         Functions with a larger s_i are dropped.
+    given : ndarray of shape (n,)
+        The numbers of the table's rows in the table that was given, before equal rows were merged.
     """
 
     kernel: TorchKernel
@@ -68,10 +71,16 @@ class Dictionary:
     noise: float
     unit: float
     largest: float
+    given: np.ndarray
 
     @classmethod
     def of(
-        cls, kernel: TorchKernel, source: RowSource, rows: np.ndarray, max_precision: float
+        cls,
+        kernel: TorchKernel,
+        source: RowSource,
+        rows: np.ndarray,
+        max_precision: float,
+        given: np.ndarray | None = None,
     ) -> Dictionary:
         """Functions at given rows of a table; `max_precision` is in units of `unit`."""
         unit = float(np.mean([float(Y.square().mean()) for _, Y in source.blocks()])) or 1.0
@@ -79,7 +88,8 @@ class Dictionary:
         amplitude = own_values(kernel, points)
         ones = np.full(len(rows), 1.0 / unit)
         largest = max_precision / unit
-        return cls(kernel, source, rows, points, amplitude, ones, noise, unit, largest)
+        given = np.arange(len(source)) if given is None else given
+        return cls(kernel, source, rows, points, amplitude, ones, noise, unit, largest, given)
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -127,11 +137,12 @@ class Dictionary:
         """
         theta, points = self.kernel.theta0, self.points
 
-        def blocks() -> Iterator[tuple[Tensor, Tensor]]:
+        def blocks() -> Iterator[tuple[Tensor, Tensor, Tensor | None]]:
             n = 0
             for X, Y in source.blocks(_ROWS):
+                counts = source.weights(slice(n, n + len(X)))
                 with torch.no_grad():
-                    yield self.kernel.cross(theta, X, points) / self.amplitude, Y
+                    yield self.kernel.cross(theta, X, points) / self.amplitude, Y, counts
                 n += len(X)
                 if n < len(source) and budget.left == 0:
                     budget.end("max_seconds")
@@ -201,21 +212,26 @@ def whole_model(dictionary: Dictionary) -> RelevanceModel:
     kernel, unit, n = dictionary.kernel, dictionary.amplitude, len(dictionary)
     noise = max(dictionary.noise, 1e-6 * dictionary.unit)
     X, Y = (part.double() for part in dictionary.source.rows(dictionary.rows))
+    counts = dictionary.source.weights(dictionary.rows)
+    repeats = Repeats(Y.new_ones(n) if counts is None else counts.to(Y), Y.new_zeros(n))
     with torch.no_grad():
         K = kernel.cross(kernel.theta0.to(X.device), X, X)
-    L, _ = cholesky_with_jitter(K + noise * torch.eye(n, dtype=K.dtype, device=K.device))
+    own = noise / repeats.counts
+    L, _ = cholesky_with_jitter(K + torch.diag(own))
     solved = torch.cholesky_solve(Y, L)
     log_det = 2 * float(L.diagonal().log().sum())
     evidence = float((Y * solved).sum()) + Y.shape[1] * (log_det + n * np.log(2 * np.pi))
+    # What the means of equal rows leave out of the likelihood.
+    evidence -= 2 * float(repeats.log_density(torch.full_like(own, noise), Y.shape[1]).sum())
     phi, precision = K / unit, K / unit / unit[:, None]
-    gram = phi.T @ phi
+    gram = phi.T @ (repeats.counts[:, None] * phi)
     H, _ = cholesky_with_jitter(gram / noise + precision)
     weights = Weights(
         mean=unit[:, None] * solved,
         covariance=torch.cholesky_inverse(H),
         precision=precision.diagonal(),
         noise=noise,
-        residual=float((noise * solved).square().sum()),
+        residual=float((repeats.counts[:, None] * (own[:, None] * solved).square()).sum()),
         evidence=-0.5 * evidence,
     )
     return RelevanceModel(dictionary, torch.arange(n, device=K.device), gram, weights)
@@ -256,7 +272,7 @@ class RelevanceStepper(Stepper):
         return self.moments.gram
 
     @property
-    def n(self) -> int:
+    def n(self) -> float:
         return self.moments.n
 
     @property

@@ -33,7 +33,7 @@ from ...core.data import RowSource
 from ...core.likelihoods import Likelihood
 from ...core.training import TrainingResult
 from ...kernels import TorchKernel, compile_kernel, default_kernel
-from ...linalg.gradients import GPProblem
+from ...linalg.gradients import GPProblem, Repeats
 from ...linalg.solvers import cholesky_with_jitter
 from ._noise import NoiseAtRows
 from ._plan import StartPlan
@@ -53,11 +53,20 @@ _STEPS = 100
 
 
 class Rows(NamedTuple):
-    """Rows (s, d), targets (s, t) and their known noise, in the model's units."""
+    """Rows (s, d), targets (s, t), their known noise and their counts, in the model's units."""
 
     X: np.ndarray
     Y: np.ndarray
     known: np.ndarray | float = 0.0
+    counts: np.ndarray | None = None
+
+    @classmethod
+    def of(cls, source: RowSource, index: np.ndarray) -> Rows:
+        """Some rows of a table, in double precision."""
+        part = replace(source, dtype=torch.float64, device=torch.device("cpu"), _resident=None)
+        X, Y = (tensor.numpy() for tensor in part.rows(index))
+        known = 0.0 if part.noise is None else part.noise[index]
+        return cls(X, Y, known, None if part.counts is None else part.counts[index])
 
     def targets(self, likelihood: Likelihood) -> np.ndarray:
         """The targets of a regression in place of the likelihood's."""
@@ -69,7 +78,10 @@ class Rows(NamedTuple):
         # Centred rows keep their digits. The jitter is relative to the target, which may be small.
         X = torch.as_tensor(self.X - compiled.origin(origin))
         known = self.known + np.full(len(X), 1e-10 * float(targets.square().mean()))
-        return GPProblem(compiled, X, targets, torch.as_tensor(known))
+        repeats = None
+        if self.counts is not None:
+            repeats = Repeats(torch.as_tensor(self.counts), torch.zeros(len(X)).double())
+        return GPProblem(compiled, X, targets, torch.as_tensor(known), repeats=repeats)
 
 
 @dataclass(frozen=True)
@@ -125,9 +137,7 @@ def _first_rows(plan: StartPlan, likelihood: Likelihood, source: RowSource, run:
     """Some rows, and the kernel before training."""
     n = len(source)
     index = np.sort(run.random_state.permutation(n)[: plan.rows])
-    exact = replace(source, dtype=torch.float64, device=torch.device("cpu"), _resident=None)
-    known = 0.0 if exact.noise is None else exact.noise[index]
-    rows = Rows(*(part.numpy() for part in exact.rows(index)), known)
+    rows = Rows.of(source, index)
     kernel = _starting_kernel(plan, likelihood, rows, n)
     if not compile_kernel(kernel, rows.X.shape[1]).node.products():
         raise ValueError(
@@ -257,6 +267,8 @@ def scaled_signal(kernel: Kernel, likelihood: Likelihood, rows: Rows, own: bool)
     """
     X, Y = (torch.as_tensor(a[:_LAPLACE_ROWS], dtype=torch.float64) for a in (rows.X, rows.Y))
     noise, compiled = NoiseAtRows(likelihood, 0.0, 1.0), compile_kernel(kernel, X.shape[1])
+    if rows.counts is not None:
+        noise = noise.at(0.0, torch.as_tensor(rows.counts[:_LAPLACE_ROWS]))
     square = torch.as_tensor(rows.targets(likelihood)).square().mean()
     unit = float(compiled.diag(compiled.theta0, X).mean()) / float(square)
 
@@ -310,9 +322,9 @@ def _laplace(noise: NoiseAtRows, K: Tensor, y: Tensor) -> tuple[Tensor, float]:
     """alpha = K^-1 f at the mode of the posterior, and the Laplace evidence."""
     alpha, f, none = torch.zeros_like(y), torch.zeros_like(y), torch.zeros_like(y)
     eye = torch.eye(len(y), dtype=K.dtype, device=K.device)
-    value = float(noise.likelihood.log_density(y, f, none).sum())
+    value = float(noise.counted(noise.likelihood.log_density(y, f, none)).sum())
     for _ in range(20):
-        _, slope, curvature, _ = noise.likelihood.derivatives(y, f, none)
+        _, slope, curvature, _ = map(noise.counted, noise.likelihood.derivatives(y, f, none))
         W = (-curvature).clamp_min(1e-10)
         root = W.sqrt()
         L = torch.linalg.cholesky(eye + root[:, None] * K * root)
@@ -321,7 +333,7 @@ def _laplace(noise: NoiseAtRows, K: Tensor, y: Tensor) -> tuple[Tensor, float]:
         change = b - root * inner - alpha
         for _ in range(_HALVINGS):
             f = K @ (alpha + change)
-            density = noise.likelihood.log_density(y, f, none).sum()
+            density = noise.counted(noise.likelihood.log_density(y, f, none)).sum()
             new = float(-0.5 * (alpha + change) @ f + density)
             if new > value - 1e-4:
                 break
@@ -345,5 +357,5 @@ def support_weights(noise: NoiseAtRows, gram: Tensor, Y: Tensor) -> Tensor:
     """
     if not noise.likelihood.additive:
         return torch.stack([_laplace(noise, gram, y)[0] for y in Y.to(gram).T], 1)
-    noisy = gram + torch.diag(noise.variances(Y).to(gram))
+    noisy = gram + torch.diag(noise.variances_of_means(Y).to(gram))
     return torch.cholesky_solve(Y.to(gram), cholesky_with_jitter(noisy)[0])

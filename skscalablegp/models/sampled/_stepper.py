@@ -52,10 +52,12 @@ class Sampler:
         Numbers of rows in a step, and of blocks of basis functions in each of its draws.
     rng : numpy.random.Generator
         Generator of all draws.
-    n_total : int
-        Number of rows that the batches represent.
+    n_total : float
+        Number of rows that the batches represent, where rows of the table are counted once.
     held : ndarray of int
         Sorted numbers of rows that are held out of batches.
+    n_counted : float, optional
+        As `n_total`, with the counts of rows that stand for several.
     """
 
     source: RowSource
@@ -63,8 +65,9 @@ class Sampler:
     n_rows: int
     n_blocks: int
     rng: np.random.Generator
-    n_total: int
+    n_total: float
     held: np.ndarray = field(default_factory=lambda: np.empty(0, dtype=np.int64))
+    n_counted: float | None = None
 
     moving = ("rng",)
 
@@ -132,6 +135,7 @@ class SampledStepper(Stepper):
         control_variate: str | None = "regression",
     ):
         self.sampler, self.basis, self.n = sampler, sampler.basis, sampler.n_total
+        self.n_counted = self.n if sampler.n_counted is None else sampler.n_counted
         self.noise, self.curvature = noise, noise.curvature
         self.support, self.flattening = beginning.support, beginning.flattening
         self.weights, self.squares = beginning.weights, beginning.squares
@@ -148,7 +152,8 @@ class SampledStepper(Stepper):
     def step(self) -> None:
         rows, source = self.sampler.rows(), self.sampler.source
         with torch.no_grad():
-            self._step(rows, *source.rows(rows), self.noise.at(source.known(rows)))
+            noise = self.noise.at(source.known(rows), source.weights(rows))
+            self._step(rows, *source.rows(rows), noise)
             self.optimizer.advance()
             self._mean.after()
         self._steps += 1
@@ -208,8 +213,15 @@ class SampledStepper(Stepper):
 
     def _check_terms(self, f: Float[Tensor, "c t"], variance: Float[Tensor, "c 1"]):
         """The expected log likelihood at the scores' rows."""
-        noise = self.noise.at(self.support.known_check)
-        return noise.terms(self.support.Y_check.double(), f, variance)
+        support = self.support
+        noise = self.noise.at(support.known_check, support.counts_check)
+        return noise.terms(support.Y_check.double(), f, variance)
+
+    @property
+    def _check_count(self) -> float:
+        """The mean count of the scores' rows."""
+        counts = self.support.counts_check
+        return 1.0 if counts is None else float(counts.double().mean())
 
     def resumed(self) -> None:
         self._better = self.weights
@@ -407,7 +419,7 @@ class QSGPStepper(SampledStepper):
         own = w.coef[r % q, r // q, t + r].double().square()
         divergence = norm[:t].mean() + (kept - 1 - kept.log()).sum()
         divergence = 0.5 * (divergence + norm[t:].sum() - (1 + own.log()).sum())
-        return float((divergence - likelihood) / self.n)
+        return float((divergence - likelihood) / self.n_counted)
 
     def _terms(self, values: Float[Tensor, "c k"]) -> LikelihoodTerms:
         """The expected log likelihood at the scores' rows, given all columns' values there."""
@@ -415,7 +427,7 @@ class QSGPStepper(SampledStepper):
         return self._check_terms(values[:, : self.t], variance)
 
     def _curvature(self, values: Float[Tensor, "c k"]) -> float:
-        return -2 * float(self._terms(values).d_variance.mean()) / self.t
+        return -2 * float(self._terms(values).d_variance.mean()) / self.t / self._check_count
 
     def _head_part(self, w: SampledWeights) -> Tensor | float:
         """Phi_p w of the head, on which b does not act."""

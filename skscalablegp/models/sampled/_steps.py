@@ -70,11 +70,13 @@ def make_stepper(
         n_blocks=max(1, n_drawn // (basis.per_unit * basis.block_units)),
         rng=rng,
         n_total=fit.n_total,
+        n_counted=fit.n_rows,
     )
     flattening = Flattening.none(gram)
     if steps.preconditioned:
-        X, _ = fit.source.rows(np.sort(rng.choice(fit.n, sampler.n_rows, replace=False)))
-        flattening = Flattening.build(support, gram, X, noise.curvature, fit.n_total)
+        rows = np.sort(rng.choice(fit.n, steps.batch_size, replace=False))
+        (X, _), counts = fit.source.rows(rows), fit.source.weights(rows)
+        flattening = Flattening.build(support, gram, X, noise.curvature, fit.n_total, counts)
     squares = fit.squares(basis, support.theta, rng)
     first = _first_weights if fit.past is None else _resumed
     weights = first(fit, basis, support, gram, noise, head)
@@ -155,11 +157,12 @@ def model_of(
         support_Y=stepper.support.Y.cpu().numpy(),
         noise=scales[1],
         curvature=stepper.curvature,
-        n_rows=fit.n_total,
+        n_rows=fit.n_rows,
         dtype=fit.steps.dtype.value,
-        lower_bound=float("nan") if fit.steps.dual else -score * fit.n_total * t,
+        lower_bound=float("nan") if fit.steps.dual else -score * fit.n_rows * t,
         variance_scale=scales[0],
         by_support=fit.steps.by_support,
+        support_share=fit.share(stepper.support),
     )
 
 
@@ -169,13 +172,14 @@ def fitted_stepper_scales(fit: Fit, stepper: SampledStepper) -> tuple[float, flo
     O(s^3), without a check of the time, because predictions need it even when the time is up.
     """
     support, s = stepper.support, len(stepper.support)
-    weight = stepper.curvature * fit.n_total / s
+    weight, counts = stepper.curvature * fit.n_total / s, support.counts_check
     with torch.no_grad():
-        variance = support_variance(support.kernel, support.X, weight)
+        variance = support_variance(support.kernel, support.X, weight, counts=support.counts)
         v = variance(support.theta, support.X_check).double().cpu().numpy()
         residual = support.Y_check.double() - stepper.weights.a[s:, : stepper.t]
     known = np.broadcast_to(np.asarray(support.known_check), v.shape)
-    return fitted_scales(v, residual.cpu().numpy(), stepper.noise.variance, known)
+    counts = None if counts is None else counts.double().cpu().numpy()
+    return fitted_scales(v, residual.cpu().numpy(), stepper.noise.variance, known, counts)
 
 
 def _first_weights(
@@ -190,16 +194,18 @@ def _first_weights(
     shared = torch.zeros(s, t + c, dtype=torch.float64, device=gram.device)
     coef = torch.zeros(q, basis.n_units, t + c).to(support.X)
     if fit.steps.preconditioned:
-        shared[:, :t] = support_weights(noise.at(support.known), gram[:s], support.Y.double())
+        own = noise.at(support.known, support.counts)
+        shared[:, :t] = support_weights(own, gram[:s], support.Y.double())
     a = gram @ shared
     if c == 0:
         return SampledWeights(coef, shared, a, head)
     # Columns of (I + weight Phi_p'Phi_p)^-1, scaled to those of a Cholesky factor.
     index, phi = head_functions(basis, support, head)
     weight = noise.curvature * fit.n / s
+    weight = weight * (torch.ones(s) if support.counts is None else support.counts).to(gram)
     whole = gram[:s] + (phi[:s] @ phi[:s].T).double()
     # Features in float32 under a large amplitude leave a Gram matrix that is barely definite.
-    factor, _ = cholesky_with_jitter(whole + torch.eye(s).to(whole) / weight)
+    factor, _ = cholesky_with_jitter(whole + torch.diag(1 / weight))
     # Coordinates are numbered unit by unit.
     first = phi[:s].reshape(s, q, head).permute(0, 2, 1).flatten(1)[:, :c].double()
     solved = torch.cholesky_solve(first, factor)

@@ -38,6 +38,8 @@ class SupportRows:
     Y_check : Tensor of shape (v, t)
     known, known_check : Tensor or float
         Known noise of the support rows and of the scores' rows.
+    counts, counts_check : Tensor or None
+        How many equal rows each of them stands for.
     """
 
     kernel: TorchKernel
@@ -48,6 +50,8 @@ class SupportRows:
     Y_check: Float[Tensor, "v t"]
     known: Tensor | float = 0.0
     known_check: Tensor | float = 0.0
+    counts: Tensor | None = None
+    counts_check: Tensor | None = None
 
     @cached_property
     def inverse(self) -> Float[Tensor, "s s"]:
@@ -76,6 +80,11 @@ class SupportRows:
 
 def _noise_floor(dtype: torch.dtype) -> float:
     return _ROUNDING * torch.finfo(dtype).eps
+
+
+def _root(counts: Tensor | None, matrix: Float64[Tensor, "_ b"]) -> Float64[Tensor, " b"]:
+    """Square roots of counts; ones if there are none."""
+    return matrix.new_ones(matrix.shape[1]) if counts is None else counts.to(matrix).sqrt()
 
 
 def support_gram(
@@ -135,7 +144,8 @@ class Flattening:
         gram: Float64[Tensor, "sv s"],
         X: Float[Tensor, "b d"],
         curvature: float,
-        n: int,
+        n: float,
+        counts: Tensor | None = None,
     ) -> Flattening:
         """P from the spectrum at the support rows, and its level from a batch X of other rows.
 
@@ -147,15 +157,19 @@ class Flattening:
             As many rows as a step has.
         curvature : float
             Second derivative of minus the log likelihood of a row.
-        n : int
+        n : float
             Number of rows of the table.
+        counts : Tensor of shape (b,), optional
+            How many equal rows each row of the batch stands for.
 
         Notes
         -----
         O(s^3 + b^3), once. After Ma and Belkin (2017), Diving into the shallows.
         """
         s = len(support)
-        eigenvalues, vectors = torch.linalg.eigh(gram[:s])
+        # The Hessian is a sum over rows, to which a row of count k contributes k times.
+        root = _root(support.counts, gram)
+        eigenvalues, vectors = torch.linalg.eigh(gram[:s] * root[:, None] * root)
         kept = max(1, int(_FLATTENED * s))
         top, rest = eigenvalues[-kept:].clamp_min(0), eigenvalues[-kept - 1 :][:1].clamp_min(0)
         hessian = curvature * n / s * top + 1
@@ -163,9 +177,11 @@ class Flattening:
         weights = torch.where(
             top > _noise_floor(X.dtype) * top[-1], (1 - floor / hessian) / top, 0.0
         )
-        Q = (vectors[:, -kept:] * weights) @ vectors[:, -kept:].T
+        Q = (vectors[:, -kept:] * weights) @ vectors[:, -kept:].T * root[:, None] * root
         cross = support.cross(X).double()
         batch = support.kernel.cross(support.theta, X.double(), X.double()) - cross @ Q @ cross.T
+        root = _root(counts, batch)
+        batch = batch * root[:, None] * root
         largest = torch.linalg.eigvalsh(batch)[-1].clamp_min(0)
         level = curvature * n / len(X) * float(largest) + 1
         return cls(Q, gram, max(level, float(floor)))

@@ -38,7 +38,7 @@ def exact(phi, Y, s, noise):
 def test_weights_keep_their_digits(n, noise):
     phi, Y = table(n, 12)
     s = np.geomspace(1e-3, 1e2, phi.shape[1])
-    moments = Moments.of([(torch.tensor(phi), torch.tensor(Y))], 1.0)
+    moments = Moments.of([(torch.tensor(phi), torch.tensor(Y), None)], 1.0)
     found = moments.weights(torch.arange(len(s)), torch.tensor(s), noise)
     mean, variance, evidence = exact(phi, Y, s, noise)
     assert_allclose(phi @ found.mean.numpy(), phi @ mean, atol=1e-9)
@@ -51,7 +51,7 @@ def test_a_function_alone_is_the_exact_one_in_the_last_digits():
     """S and Q of a function that others nearly replace."""
     phi, Y = table(40, 12)
     s, noise, at = np.geomspace(1e-3, 1e2, 11), 1e-10, torch.arange(11)
-    moments = Moments.of([(torch.tensor(phi), torch.tensor(Y))], 1.0)
+    moments = Moments.of([(torch.tensor(phi), torch.tensor(Y), None)], 1.0)
     now = moments.weights(at, torch.tensor(s), noise)
     S, Q = moments.alone(torch.tensor([11]), at, now)
     with mp.workdps(50):
@@ -66,8 +66,9 @@ def test_a_function_alone_is_the_exact_one_in_the_last_digits():
 
 def test_blocks_of_rows_give_the_moments_of_all():
     phi, Y = (torch.tensor(part) for part in table(40, 12))
-    whole = Moments.of([(phi, Y)], 1.0)
-    parts = Moments.of([(phi[:15], Y[:15]), (phi[15:30], Y[15:30]), (phi[30:], Y[30:])], 1.0)
+    whole = Moments.of([(phi, Y, None)], 1.0)
+    blocks = ((phi[at], Y[at], None) for at in (slice(0, 15), slice(15, 30), slice(30, None)))
+    parts = Moments.of(blocks, 1.0)
     assert parts.n == whole.n == 40 and parts.floor > whole.floor
     for moments in (whole, parts):
         assert_allclose(moments.gram, phi.T @ phi, rtol=1e-12)
@@ -78,3 +79,21 @@ def test_blocks_of_rows_give_the_moments_of_all():
     s = torch.ones(12).double()
     found = [moments.weights(torch.arange(12), s, 1e-2) for moments in (whole, parts)]
     assert_allclose(found[1].evidence, found[0].evidence, rtol=1e-8)
+
+
+@pytest.mark.parametrize("n", [30, 13])
+def test_counts_of_rows_are_repeated_rows(n):
+    phi, Y = (torch.tensor(part) for part in table(n, 12))
+    counts = torch.arange(n) % 4 + 1
+    found = Moments.of([(phi, Y, counts)], 1.0)
+    parts = Moments.of([(phi[:5], Y[:5], counts[:5]), (phi[5:], Y[5:], counts[5:])], 1.0)
+    repeated = (part.repeat_interleave(counts, 0) for part in (phi, Y))
+    whole = Moments.of([(*repeated, None)], 1.0)
+    at, precision = torch.arange(12), torch.linspace(0.5, 2.0, 12).double()
+    want = whole.weights(at, precision, 0.3)
+    for moments in (found, parts):
+        assert moments.n == whole.n == counts.sum()
+        got = moments.weights(at, precision, 0.3)
+        assert_allclose(got.mean, want.mean, rtol=1e-6)
+        assert_allclose(got.covariance, want.covariance, atol=1e-9)
+        assert_allclose([got.evidence, got.residual], [want.evidence, want.residual], rtol=1e-6)
