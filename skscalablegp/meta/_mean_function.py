@@ -20,7 +20,7 @@ from ..core.training import SHARES
 from ..models.experts import PoERegressor
 from ._below import MetaRegressorBase, told_noise
 from ._modules import predictor_module
-from ._posterior_modules import ShiftedModule
+from ._posterior_modules import ShiftedDraws, ShiftedModule
 from ._unseen import Trial, Unseen, conclude, first_line
 
 # Number of rows that are left out to compare fits with the mean function and without it; the share
@@ -369,6 +369,10 @@ class ShiftedPosterior(Posterior):
         mean = None if used is None else predictor_module(used, with_variance=False)
         inputs = self._process.input_module()
         return ShiftedModule(inputs, self._below.module(with_variance), mean, factor)
+
+    def functions(self, n_samples: int, generator: torch.Generator) -> ShiftedDraws:
+        draws = self._below.functions(n_samples, generator)
+        return ShiftedDraws(self.module(with_variance=False), draws)
 
     def variance(self, X: Float[Tensor, "m d"]) -> Float[Tensor, " m"]:
         return self._below.variance(self._rows(X))

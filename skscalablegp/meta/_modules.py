@@ -77,6 +77,11 @@ class PredictorModule(nn.Module):
         mean = self.mean(X)
         return mean, None, torch.zeros_like(mean)
 
+    def covariance(self, X: Float[Tensor, "b q d"]) -> Float[Tensor, "b q q"]:
+        """Covariances of the noise-free function at q rows; zero for regressors without any."""
+        zero = X[:, :, 0] * 0
+        return zero[:, :, None] * zero[:, None]
+
 
 class ProcessPredictor(PredictorModule):
     """A regressor of this package."""
@@ -89,6 +94,9 @@ class ProcessPredictor(PredictorModule):
     def moments(self, X: Float[Tensor, "m d"]) -> PredictorMoments:
         mean, latent, noise = (part[:, 0] for part in self.below.moments(X))
         return mean, latent + noise, latent.clamp_min(0)
+
+    def covariance(self, X: Float[Tensor, "b q d"]) -> Float[Tensor, "b q q"]:
+        return self.below.joint(X)[1][:, 0]
 
 
 class BehindSteps(PredictorModule):
@@ -105,6 +113,9 @@ class BehindSteps(PredictorModule):
 
     def moments(self, X: Float[Tensor, "m d"]) -> PredictorMoments:
         return self.below.moments(self.steps(X))
+
+    def covariance(self, X: Float[Tensor, "b q d"]) -> Float[Tensor, "b q q"]:
+        return self.below.covariance(self.steps(X.flatten(0, 1)).unflatten(0, X.shape[:2]))
 
 
 class Linear(nn.Module):
@@ -127,7 +138,7 @@ class Linear(nn.Module):
 class BayesianLinear(PredictorModule):
     """Linear regression with the variance of its weights; all of the variance is noise."""
 
-    covariance: Tensor
+    spread: Tensor
     centre: Tensor
     least: Tensor
 
@@ -143,12 +154,12 @@ class BayesianLinear(PredictorModule):
         centre = np.broadcast_to(np.asarray(model.X_offset_, np.float64), d)
         std = model.predict(centre[None], return_std=True)[1]
         centre = centre if np.isclose(std[0] ** 2, least, rtol=1e-12) else np.zeros(d)
-        for name, value in (("covariance", covariance), ("centre", centre), ("least", least)):
+        for name, value in (("spread", covariance), ("centre", centre), ("least", least)):
             self.register_buffer(name, torch.tensor(value, dtype=torch.float64))
 
     def moments(self, X: Float[Tensor, "m d"]) -> PredictorMoments:
         mean, rows = self.mean(X), X - self.centre
-        variance = ((rows @ self.covariance) * rows).sum(1) + self.least
+        variance = ((rows @ self.spread) * rows).sum(1) + self.least
         return mean, variance, torch.zeros_like(mean)
 
 
@@ -271,6 +282,20 @@ def predictor_module(regressor: Any, with_variance: bool = True) -> PredictorMod
     if not isinstance(below, PredictorModule):
         below = PredictorModule(below)
     return BehindSteps(steps, below) if steps else below
+
+
+def drawn_functions(regressor: Any, n_samples: int, generator: torch.Generator) -> nn.Module | None:
+    """Draws of the noise-free functions of a fitted regressor, (m, d) to (m, 1, s).
+
+    They are in the units of y. None for regressors of other packages, which have no draws.
+    """
+    steps, core = split_steps(regressor)
+    process = fitted_process(core)
+    if process is None:
+        return None
+    functions = process.posterior.functions(n_samples, generator)
+    mean, std = np.ravel(process.y_mean), np.ravel(process.y_std)
+    return nn.Sequential(*steps, process.input_module(), functions, Affine(-mean / std, 1 / std))
 
 
 def probability_module(classifier: Any) -> nn.Module:

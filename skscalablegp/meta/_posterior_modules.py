@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
 from ..core.posteriors import JointMoments, Moments, PosteriorModule
@@ -75,6 +75,30 @@ class ScaledModule(PosteriorModule):
         return self.inner.mean(X)[:, None]
 
     def moments(self, X: Float[Tensor, "m d"]) -> Moments:
+        mean, variance, latent, square = self._factored(X)
+        return Moments(mean[:, None], square * latent, square * (variance - latent).clamp_min(0))
+
+    def joint(self, X: Float[Tensor, "b q d"]) -> JointMoments:
+        sets = X.shape[:2]
+        mean, variance, latent, square = (
+            part.unflatten(0, sets) for part in self._factored(X.flatten(0, 1))
+        )
+        total = self.inner.covariance(X)
+        total = total + torch.diag_embed(latent - total.diagonal(dim1=1, dim2=2))
+        factor = square.sqrt()
+        total = factor[:, :, None] * total * factor[:, None]
+        return JointMoments(mean[:, :, None], total, square * (variance - latent).clamp_min(0))
+
+    def around_mean(
+        self, X: Float[Tensor, "m d"], draws: Float[Tensor, "m 1 s"]
+    ) -> Float[Tensor, "m 1 s"]:
+        """Draws of the regressor, with the noise model's factor of their distance from the mean."""
+        mean, _, _, square = self._factored(X)
+        mean = mean[:, None, None]
+        return mean + square.sqrt()[:, None, None] * (draws - mean)
+
+    def _factored(self, X: Float[Tensor, "m d"]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Means, variances and latent variances before the factor, and its square."""
         mean, own, latent = self.inner.moments(X)
         own = torch.zeros_like(mean) if own is None else own
         variance = own + self.extra + (self.floor - self.extra - own).clamp_min(0)
@@ -84,8 +108,50 @@ class ScaledModule(PosteriorModule):
             F = torch.cat([X, *seen, 0.5 * variance.log()[:, None]], 1)
             for part in self.parts:
                 logs = logs + part(F)
-        square = logs.exp()
-        return Moments(mean[:, None], square * latent, square * (variance - latent).clamp_min(0))
+        return mean, variance, latent, logs.exp()
+
+
+class ScaledDraws(nn.Module):
+    """Draws of functions of a regressor with a noise model, (m, d) to (m, 1, s).
+
+    Parameters
+    ----------
+    module : ScaledModule
+    draws : nn.Module or None
+        Draws of the regressor; those of a regressor without any are its predictions.
+    n_samples : int
+    """
+
+    def __init__(self, module: ScaledModule, draws: nn.Module | None, n_samples: int):
+        super().__init__()
+        self.module, self.draws, self._n_samples = module, draws, n_samples
+
+    def forward(self, X: Float[Tensor, "m d"]) -> Float[Tensor, "m 1 s"]:
+        if self.draws is None:
+            return self.module.mean(X)[:, :, None].expand(-1, -1, self._n_samples)
+        return self.module.around_mean(X, self.draws(X))
+
+
+class StackedDraws(nn.Module):
+    """Draws of functions of a mixture, (m, d) to (m, 1, s): each is one of a member.
+
+    Parameters
+    ----------
+    parts : list of nn.Module
+        Draws of the members that were chosen.
+    chosen : Tensor of shape (s,)
+        The place of each draw among those of all parts, one part after the other.
+    """
+
+    chosen: Tensor
+
+    def __init__(self, parts: list[nn.Module], chosen: Int64[Tensor, " s"]):
+        super().__init__()
+        self.parts = nn.ModuleList(parts)
+        self.register_buffer("chosen", chosen)
+
+    def forward(self, X: Float[Tensor, "m d"]) -> Float[Tensor, "m 1 s"]:
+        return torch.cat([part(X) for part in self.parts], 2)[:, :, self.chosen]
 
 
 class StackedModule(PosteriorModule):
@@ -117,6 +183,16 @@ class StackedModule(PosteriorModule):
         )
         return Moments(mean, variance, sum(weight * one.noise for weight, one in weighted))
 
+    def joint(self, X: Float[Tensor, "b q d"]) -> JointMoments:
+        each = [part.joint(X) for part in self.parts]
+        weighted = list(zip(self.weights, each, strict=True))
+        mean = sum(weight * one.mean for weight, one in weighted)
+        total = sum(
+            weight * (one.covariance + (one.mean - mean) @ (one.mean - mean).mT)
+            for weight, one in weighted
+        )
+        return JointMoments(mean, total, sum(weight * one.noise for weight, one in weighted))
+
 
 class ShiftedModule(PosteriorModule):
     """A posterior with the predictions of a regressor added to its mean.
@@ -144,23 +220,43 @@ class ShiftedModule(PosteriorModule):
         self.inputs, self.below, self.mean_function = inputs, below, mean_function
         self.register_buffer("factor", _number(factor))
 
-    def _shifted(self, mean: Float[Tensor, "m t"], X: Float[Tensor, "m d"]) -> Float[Tensor, "m t"]:
+    def shifted(self, mean: Float[Tensor, "m t"], X: Float[Tensor, "m d"]) -> Float[Tensor, "m t"]:
+        """Values of the posterior at rows, with the mean function added."""
         if self.mean_function is None:
             return mean
         return mean + self.factor * self.mean_function.mean(X)[:, None]
 
     def mean(self, X: Float[Tensor, "m d"]) -> Float[Tensor, "m 1"]:
-        return self._shifted(self.below.mean(self.inputs(X)), X)
+        return self.shifted(self.below.mean(self.inputs(X)), X)
 
     def moments(self, X: Float[Tensor, "m d"]) -> Moments:
         moments = self.below.moments(self.inputs(X))
-        return moments._replace(mean=self._shifted(moments.mean, X))
+        return moments._replace(mean=self.shifted(moments.mean, X))
 
     def joint(self, X: Float[Tensor, "b q d"]) -> JointMoments:
         sets, rows = X.shape[:2], X.flatten(0, 1)
         moments = self.below.joint(self.inputs(rows).unflatten(0, sets))
-        mean = self._shifted(moments.mean.flatten(0, 1), rows).unflatten(0, sets)
+        mean = self.shifted(moments.mean.flatten(0, 1), rows).unflatten(0, sets)
         return moments._replace(mean=mean)
+
+
+class ShiftedDraws(nn.Module):
+    """Draws of functions of a posterior with a mean function, (m, d) to (m, 1, s).
+
+    Parameters
+    ----------
+    module : ShiftedModule
+    draws : nn.Module
+        Draws of the posterior, from its own rows.
+    """
+
+    def __init__(self, module: ShiftedModule, draws: nn.Module):
+        super().__init__()
+        self.module, self.draws = module, draws
+
+    def forward(self, X: Float[Tensor, "m d"]) -> Float[Tensor, "m 1 s"]:
+        draws = self.draws(self.module.inputs(X))
+        return self.module.shifted(draws.flatten(1), X)[:, None]
 
 
 class PooledClasses(nn.Module):

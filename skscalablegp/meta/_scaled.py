@@ -15,8 +15,9 @@ from torch import Tensor
 from .._predicted import predict_std, unwrapped
 from ..core import FittedProcess, LeftOut, fitted_process
 from ..core.posteriors import Draws, Moments, Posterior, Rows
+from ._modules import drawn_functions
 from ._noise import NoiseModel
-from ._posterior_modules import ScaledModule
+from ._posterior_modules import ScaledDraws, ScaledModule
 
 # Normal quantiles at which a fitted shape of tails is tabulated.
 _NODES = np.linspace(-8, 8, 321)
@@ -163,6 +164,10 @@ class ScaledPosterior(Posterior):
         of = self._scaled
         settings = of.extra, of.floor, of.sees_mean
         return ScaledModule(of.inner, of.noise, *settings, with_variance)
+
+    def functions(self, n_samples: int, generator: torch.Generator) -> ScaledDraws:
+        draws = drawn_functions(self._scaled.inner, n_samples, generator)
+        return ScaledDraws(self.module(), draws, n_samples)
 
     def covariance(self, X: Float[Tensor, "m d"]) -> Float[Tensor, "m m"]:
         _, latent, _, factor = map(torch.as_tensor, self._scaled.moments(X.numpy()))

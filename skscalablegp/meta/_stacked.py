@@ -18,7 +18,7 @@ from ..models.neighbors import NNGPRegressor
 from ._below import MetaRegressorBase, mean_square, noise_weights
 from ._leaderboard import Leaderboard, LeaderboardRow
 from ._pool import LEAST_WEIGHT, mean_crps, mixed, negative_log_density, stacking_weights
-from ._posterior_modules import StackedModule
+from ._posterior_modules import StackedDraws, StackedModule
 from ._scaled import Scaled, ScaledPosterior
 from ._trees import BoostedTrees, RandomizedTrees
 from ._unseen import FAILURES, Trial, Unseen, conclude, first_line
@@ -444,6 +444,19 @@ class StackedPosterior(Posterior):
 
     def module(self, with_variance: bool = True) -> StackedModule:
         return StackedModule([(weight, part.module(with_variance)) for weight, part in self._parts])
+
+    def functions(self, n_samples: int, generator: torch.Generator) -> StackedDraws:
+        """Each draw is one of a member, chosen with its weight."""
+        weights = torch.tensor([weight for weight, _ in self._parts])
+        member = torch.multinomial(weights, n_samples, replacement=True, generator=generator)
+        counts = torch.bincount(member, minlength=len(weights)).tolist()
+        draws = [
+            part.functions(count, generator)
+            for (_, part), count in zip(self._parts, counts, strict=True)
+            if count
+        ]
+        # Draws are grouped by members; those of a member are exchangeable.
+        return StackedDraws(draws, torch.argsort(torch.argsort(member, stable=True)))
 
     def covariance(self, X: Float[Tensor, "m d"]) -> Float[Tensor, "m m"]:
         mean, total = self.mean(X), 0.0

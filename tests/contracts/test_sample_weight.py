@@ -2,6 +2,7 @@
 
 import inspect
 import pickle
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -108,6 +109,22 @@ MODELS = {
     "two-classes": SVGPClassifier(n_inducing=8, **SETTINGS),
 }
 TAKE_WEIGHTS = {type(model).__name__ for model in MODELS.values()}
+FOLDS = (
+    "folds of rows for members of any kind: two equal rows may lie in two, a row of weight two not"
+)
+# Every estimator without weights, and why; doc/how_to/per_row_noise.rst has the same reasons.
+NO_WEIGHTS = {
+    "AutoGPClassifier": FOLDS,
+    "AutoGPRegressor": FOLDS,
+    "HeteroscedasticRegressor": FOLDS,
+    "MeanFunctionRegressor": FOLDS,
+    "StackedGPRegressor": FOLDS,
+}
+# Methods that take rows, and the only ones of them without weights.
+NO_WEIGHTS_LATER = dict.fromkeys(
+    ("BSGDDKLRegressor", "MinimaxDKLRegressor", "SCGDDKLRegressor"),
+    "partial_fit keeps a uniform sample of the stream's rows",
+)
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 # One setting of each class for quick tests.
@@ -160,13 +177,23 @@ def assert_same(one, other, X):
 
 
 def test_the_estimators_that_take_weights_are_those_of_this_contract():
-    takes = {
-        name
-        for name in skscalablegp.__all__
-        if hasattr(entry := getattr(skscalablegp, name), "fit")
-        and "sample_weight" in inspect.signature(entry.fit).parameters
-    }
-    assert takes == TAKE_WEIGHTS
+    def taking(method):
+        entries = {name: getattr(skscalablegp, name) for name in skscalablegp.__all__}
+        methods = {n: getattr(e, method) for n, e in entries.items() if hasattr(e, method)}
+        takes = {
+            n for n, m in methods.items() if "sample_weight" in inspect.signature(m).parameters
+        }
+        return takes, set(methods) - takes
+
+    assert taking("fit") == (TAKE_WEIGHTS, set(NO_WEIGHTS))
+    assert taking("partial_fit")[1] == set(NO_WEIGHTS_LATER)
+
+
+@pytest.mark.parametrize("name", NO_WEIGHTS)
+def test_the_page_names_the_estimators_without_weights(name):
+    page = Path(__file__).parents[2] / "doc/how_to/per_row_noise.rst"
+    reasons = page.read_text().split("has no ``sample_weight``")[1].split("Limits")[0]
+    assert f"`~skscalablegp.{name}`" in reasons and "folds" in reasons
 
 
 @each

@@ -15,6 +15,9 @@ from sklearn.gaussian_process.kernels import (
     RationalQuadratic,
     WhiteKernel,
 )
+from sklearn.linear_model import BayesianRidge, LinearRegression
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
 
 import skscalablegp as sk
 from skscalablegp.kernels import Categorical, Columns, LowRankCategorical, SpectralMixture
@@ -102,6 +105,30 @@ MODELS = {
         **low_rank(4, 8),
     ),
 }
+POINTS = sk.SGPRRegressor(SMOOTH, n_inducing=20, **FIXED)
+FEATURES = sk.RFFRegressor(SMOOTH, n_components=30, **FIXED)
+NOISY_POINTS = sk.HeteroscedasticRegressor(POINTS, LinearRegression(), random_state=0)
+# Estimators over others.
+OVER = {
+    "mean-function": sk.MeanFunctionRegressor(POINTS, LinearRegression(), random_state=0),
+    "noise-model": NOISY_POINTS,
+    "noise-of-a-pipeline": sk.HeteroscedasticRegressor(
+        make_pipeline(
+            StandardScaler(),
+            sk.SGPRRegressor(Matern(nu=1.5) + NOISE, n_inducing=20, **FIXED),
+        ),
+        random_state=0,
+    ),
+    "stack": sk.StackedGPRegressor(
+        [("points", POINTS), ("features", FEATURES), ("line", BayesianRidge())], random_state=0
+    ),
+    "stack-of-noise": sk.StackedGPRegressor(
+        [("noise", NOISY_POINTS), ("features", FEATURES)], random_state=0
+    ),
+    "automatic": sk.AutoGPRegressor(
+        ["linear", ("points", POINTS), ("features", FEATURES)], random_state=0
+    ),
+}
 CATEGORIES = {
     "exact": exact(Columns(RBF(1.0), 0) * Columns(Categorical(0.4), 1) + NOISE),
     "low-rank": exact(Columns(RBF(1.0), 0) * Columns(LowRankCategorical(3), 1) + NOISE),
@@ -116,7 +143,7 @@ def fitted(name):
     """The model of this name, fitted once."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return clone(MODELS[name]).fit(X, Y)
+        return clone(MODELS.get(name, OVER.get(name))).fit(X, Y)
 
 
 def marked_slow(name, few):

@@ -11,7 +11,7 @@ from botorch.models import ModelList
 from botorch.optim import optimize_acqf
 from botorch.sampling import SobolQMCNormalSampler
 from botorch.test_functions import Hartmann
-from export.exported import KERNELS, MODELS, NEW, UNITS, X, Y, exact, fitted, marked_slow
+from export.exported import KERNELS, MODELS, NEW, OVER, UNITS, X, Y, exact, fitted, marked_slow
 from sklearn.base import clone
 from sklearn.gaussian_process.kernels import Matern, WhiteKernel
 from sklearn.pipeline import make_pipeline
@@ -26,6 +26,8 @@ SINGLE |= {"love-grid"}
 # The covariance of a few stored samples is not that of further solves.
 JOINT = sorted(set(MODELS) - SINGLE - {"pathwise"})
 FEW = {"exact-normalised", "features", "collapsed", "inducing-network", "chevron"}
+JOINT += OVER
+FEW |= {"mean-function", "stack", "stack-of-noise"}
 FEW |= {"process", "neighbours", "love-rows", "love-inducing", "love-features"}
 ROWS = torch.tensor(NEW[:12]).reshape(2, 2, 3, 3)
 
@@ -75,7 +77,7 @@ def test_models_of_single_rows(name):
         model.posterior(ROWS)
 
 
-@pytest.mark.parametrize("name", ["exact", "inducing", "neighbours", "pathwise"])
+@pytest.mark.parametrize("name", ["exact", "inducing", "neighbours", "pathwise", "stack"])
 def test_gradients_by_finite_differences(name):
     model, rows = sk.as_botorch(fitted(name)), ROWS.clone().requires_grad_()
     weights = torch.randn(
@@ -150,6 +152,8 @@ def test_what_cannot_be_conditioned():
     model = sk.as_botorch(fitted("exact"))
     with pytest.raises(NotImplementedError, match="qKnowledgeGradient"):
         model.condition_on_observations(ROWS, ROWS[..., :1])
+    with pytest.raises(NotImplementedError, match="StackedGPRegressor.* fit it again"):
+        sk.as_botorch(fitted("stack")).condition_on_observations(ROWS[0, 0], ROWS[0, 0, :, :1])
     with pytest.raises(NotImplementedError, match="fit it again"):
         sk.as_botorch(fitted("relevance")).condition_on_observations(ROWS[0, 0], ROWS[0, 0, :, :1])
 

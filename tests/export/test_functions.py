@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from export.exported import KERNELS, MODELS, NEW, UNITS, X, Y, exact, fitted, marked_slow
+from export.exported import KERNELS, MODELS, NEW, OVER, UNITS, X, Y, exact, fitted, marked_slow
 from sklearn.base import clone
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
@@ -14,9 +14,10 @@ from skscalablegp.export import NotExportable
 
 DRAWN = [
     "exact-normalised", "pathwise", "features", "collapsed", "inducing", "inducing-network", "deep",
-    "process", "relevance", "neighbours", "grid", "additive-grid", "love-rows",
+    "process", "relevance", "neighbours", "grid", "additive-grid", "love-rows", *OVER,
 ]  # fmt: skip
 QUICK = {"exact-normalised", "features", "inducing", "process", "neighbours", "additive-grid"}
+QUICK |= {"mean-function", "stack-of-noise"}
 # Inside the table, where grids draw whole functions, and away from it.
 AT = np.vstack([X[:4] + 0.1 * UNITS, NEW[:3]])
 
