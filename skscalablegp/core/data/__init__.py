@@ -12,7 +12,6 @@ from ._rows import (
     limited,
     repeated_moments,
     standardised_limits,
-    target_moments,
     weighted_moments,
 )
 from ._subsets import centroid_subsets, random_rows
