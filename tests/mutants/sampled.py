@@ -118,7 +118,7 @@ MUTANTS = [
     (
         "the sampled loss forgets the rows that are not drawn",
         ESTIMATES,
-        "return -batch.n / len(Y) * value.sum()",
+        "return -batch.n / len(Y) * noise.counted(value).sum()",
         "return -value.sum()",
         BOUNDS + "sampled_loss",
     ),

@@ -8,6 +8,7 @@ OPERATOR = "linalg/operators/_kernel.py"
 FIT = "core/_regressor.py"
 GRID = "models/grid/"
 DEEP = "models/deep/"
+SAMPLED = "models/sampled/"
 
 MUTANTS = [
     (
@@ -297,5 +298,40 @@ MUTANTS = [
         "return np.repeat(np.arange(len(counts)), counts.astype(int))",
         "return np.arange(len(counts))",
         f"{CONTRACT} -k goes_on",
+    ),
+    (
+        "a weighted row of a batch is one row",
+        SAMPLED + "_noise.py",
+        "return terms if self.counts is None else LikelihoodTerms(*map(self.counted, terms))",
+        "return terms",
+        "tests/models/sampled/test_weights.py -k steps",
+    ),
+    (
+        "full batches give the mean of k rows the noise of one",
+        SAMPLED + "_noise.py",
+        "return single if self.counts is None else single / self.counts.to(single)",
+        "return single",
+        "tests/models/sampled/test_weights.py -k full_batches",
+    ),
+    (
+        "variances given support rows forget weights",
+        SAMPLED + "_posterior.py",
+        "noise = noise if counts is None else noise / counts.to(K)",
+        "pass",
+        "tests/models/sampled/test_weights.py -k variances",
+    ),
+    (
+        "the evidence of a machine forgets what means leave out",
+        SAMPLED + "_relevance.py",
+        "evidence -= 2 * float(repeats.log_density(torch.full_like(own, noise), Y.shape[1]).sum())",
+        "pass",
+        "tests/models/sampled/test_weights.py -k machine",
+    ),
+    (
+        "moments of a dictionary forget weights",
+        SAMPLED + "_moments.py",
+        "phi, Y = phi * root, Y * root",
+        "pass",
+        "tests/models/sampled/test_moments.py -k counts",
     ),
 ]
