@@ -1,5 +1,6 @@
 """Setup of all tests: checked shapes, repeatable examples, the folder of data sets."""
 
+import gc
 import os
 from pathlib import Path
 
@@ -28,6 +29,13 @@ hypothesis.settings.register_profile(
 )
 hypothesis.settings.register_profile("thorough", deadline=None, max_examples=500)
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeatable"))
+
+
+def pytest_collection_finish():
+    # What has been imported and collected stays: without this, every collection of garbage goes
+    # through all of it.
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_runtest_setup(item):

@@ -6,8 +6,8 @@ and the conversion of tables, all rows of a class share: such a case runs `once_
 that stands for the class. What does not concern a row is never collected for it, so that each skip
 says something about the machine.
 
-`make test` runs a case on one row of each class, and the rest is marked slow; `on_all_rows` and
-`once_a_family` mark the cases of which it runs more or fewer.
+`make test` runs a case on one row of each class, and the rest is marked slow; `on_all_rows`,
+`few_are_quick` and `once_a_family` mark the cases of which it runs more or fewer.
 """
 
 from collections.abc import Callable, Iterable
@@ -45,6 +45,12 @@ def once_a_family(case: Any) -> Any:
     of what a folder has for one kind of target.
     """
     case.once_a_class = case.once_a_family = True
+    return case
+
+
+def few_are_quick(case: Any) -> Any:
+    """Marks a case of all rows of which `make test` runs one row of each family."""
+    case.once_a_family = True
     return case
 
 

@@ -593,7 +593,6 @@ class EstimatorContract(Contract):
         assert_array_equal(np.random.get_state()[1], numpy_state[1])  # noqa: NPY002
         assert torch.equal(torch.get_rng_state(), torch_state)
 
-    @on_all_rows
     def test_refits_are_identical(self, row):
         X, y, X_new = table()
         model = row.new()
@@ -653,7 +652,6 @@ class EstimatorContract(Contract):
             one.partial_fit(X[:5], row.target(y)[:5])
         assert_all_equal(row.everything(model, X_new), row.everything(again, X_new), 1e-12)
 
-    @on_all_rows
     def test_fitted_state_needs_no_torch(self, row):
         model, X_new = shared(row)
         row.everything(model, X_new)

@@ -9,7 +9,7 @@ from copy import copy
 
 import numpy as np
 import pytest
-from contracts.cases import Contract, needs, on_all_rows, once_a_class
+from contracts.cases import Contract, few_are_quick, needs, on_all_rows, once_a_family
 from contracts.estimator_contract import Row, assert_sane, table
 from numpy.testing import assert_array_equal
 from sklearn.exceptions import ConvergenceWarning
@@ -199,7 +199,7 @@ class FitContract(Contract):
         assert len(warned) == 1 and "max_seconds" in warned[0]
         assert_sane(row, model, X_new)
 
-    @once_a_class
+    @once_a_family
     def test_time_ends_it_between_any_two_steps(self, row):
         """The clock stands still until one of its readings, from which on the time is spent."""
         still = Jump(None)
@@ -287,6 +287,7 @@ class FitContract(Contract):
 
     # ------------------------------------------------------------ who is told
 
+    @few_are_quick
     @pytest.mark.skipif(not HAS_CALLBACKS, reason="scikit-learn < 1.9")
     def test_scikit_learn_callbacks_see_a_working_model(self, row):
         plain, X_new, _ = shared(row)
@@ -308,6 +309,7 @@ class FitContract(Contract):
             assert_array_equal(old, new)
         assert not [name for name in vars(model) if "context" in name]
 
+    @few_are_quick
     def test_progress_is_shown(self, row, capsys):
         fit(row, verbose=1)
         assert "fit (" in capsys.readouterr().err

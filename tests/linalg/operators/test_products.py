@@ -160,13 +160,13 @@ def test_tiles_shrink_to_the_memory(keep, monkeypatch):
     module = "skscalablegp.linalg.operators._kernel"
     monkeypatch.setattr(f"{module}._GPU_TILE", 1024)
     monkeypatch.setattr(f"{module}._SMALLEST_TILE", 32)
-    n = 500
+    n = 250
     X, V = rows(n=n), torch.randn(n, 2, generator=generator(1))
     expected = operator(KERNELS["rbf"], X).matmul(V)
     with simulated(memory=1 << 30) as gpu:
         H = operator(KERNELS["rbf"], X.to("cuda"), keep=keep)
         there = V.to("cuda")
-        gpu.memory = gpu.allocated + 400_000
+        gpu.memory = gpu.allocated + 100_000
         found = H.matmul(there)
         assert H._tile_rows < n and gpu.peak <= gpu.memory
         assert_allclose(found.cpu(), expected, rtol=1e-4, atol=1e-4)

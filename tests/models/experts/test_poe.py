@@ -355,7 +355,7 @@ def described(model, X_new):
     return [model.kernel_.theta, *model.predict(X_new, return_std=True)]
 
 
-@pytest.mark.parametrize("share", [True, False])
+@pytest.mark.parametrize("share", [pytest.param(True, marks=pytest.mark.slow), False])
 def test_backends_agree(share):
     X, y, X_new = table()
     params = {"share_hyperparameters": share, "max_iter": 4}

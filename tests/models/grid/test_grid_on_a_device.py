@@ -72,7 +72,7 @@ def test_an_evaluation_waits_a_few_times(monkeypatch):
     """For the factor, the value and the gradient: for any grid, and any blocks of it."""
     monkeypatch.setattr("skscalablegp.models.grid._objective._BLOCK_NUMBERS", 2**8)
     with simulated() as gpu:
-        for size in (12, 30):
+        for size in (8, 16):
             made, _ = problem(*CASES[1], 0.05, "cuda", size)
             grid_marginal_likelihood(made, made.kernel.theta0)
             gpu.forget()
@@ -82,8 +82,15 @@ def test_an_evaluation_waits_a_few_times(monkeypatch):
             assert gpu.bytes_sent < 8 * 20 * size * made.grid_kernel.grid.n_points
 
 
-@pytest.mark.parametrize("solver", ["cholesky", "cg"])
-@pytest.mark.parametrize("structure, love", [("product", False), ("additive", True)])
+@pytest.mark.parametrize(
+    "solver, structure, love",
+    [
+        ("cg", "product", False),
+        ("cholesky", "additive", True),
+        pytest.param("cholesky", "product", False, marks=pytest.mark.slow),
+        pytest.param("cg", "additive", True, marks=pytest.mark.slow),
+    ],
+)
 def test_predictions(solver, structure, love):
     """Inside the grid and beyond it, joint covariances and samples, with and without LOVE."""
     rng = np.random.default_rng(0)
