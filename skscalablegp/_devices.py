@@ -71,19 +71,41 @@ def has_float64(device: torch.device) -> bool:
     return device.type != "mps"
 
 
-def check_float64(device: torch.device) -> None:
-    """Refuse a device on which fits would lack the precision that they need.
+def precise_device(device: torch.device) -> torch.device:
+    """Where double precision is computed for work on a device: there if it can, else on the CPU."""
+    return device if has_float64(device) else torch.device("cpu")
+
+
+def sum_dtype(device: torch.device) -> torch.dtype:
+    """The precision of sums on a device: double if it has that."""
+    return torch.float64 if has_float64(device) else torch.float32
+
+
+def precise(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor in double precision, on its device if this has that, else on the CPU."""
+    return tensor.to(precise_device(tensor.device)).double()
+
+
+def check_float64(device: torch.device, name: str, needed_for: str) -> None:
+    """Refuse a device on which an estimator would lack the precision that it needs.
+
+    Parameters
+    ----------
+    device : torch.device
+    name : str
+        Of the estimator.
+    needed_for : str
+        What double precision is needed for; empty if single precision is enough on the device.
 
     Raises
     ------
     ValueError
-        If the device has no double precision.
+        If the device has no double precision, and the estimator needs that.
     """
-    if not has_float64(device):
+    if needed_for and not has_float64(device):
         raise ValueError(
-            f"device={str(device)!r} has no double precision, in which all estimators compute "
-            "residuals, sums and small factorisations, because single precision loses their "
-            "digits: use device='cpu'."
+            f"device={str(device)!r} has no double precision, which {name} needs for {needed_for}: "
+            "use device='cpu'."
         )
 
 

@@ -184,11 +184,11 @@ class SimulatedDevice(TorchDispatchMode):
         Operations on it by name; views are none.
     """
 
-    def __init__(self, name: str, memory: int):
+    def __init__(self, name: str, memory: int, lacks: tuple[torch.dtype, ...] | None = None):
         super().__init__()
         self.device = torch.device(name)
         self.memory, self.allocated, self.peak = memory, 0, 0
-        self.lacks = _WITHOUT[self.device.type]
+        self.lacks = _WITHOUT[self.device.type] if lacks is None else lacks
         self._held: dict[int, list[int]] = {}
         self._thread = threading.get_ident()
         self.forget()
@@ -573,7 +573,9 @@ def _modules(gpu: SimulatedDevice) -> Iterator[tuple[Any, str, Any]]:
 
 
 @contextmanager
-def simulated(name: str = "cuda:0", memory: int = 8 << 30) -> Iterator[SimulatedDevice]:
+def simulated(
+    name: str = "cuda:0", memory: int = 8 << 30, lacks: tuple[torch.dtype, ...] | None = None
+) -> Iterator[SimulatedDevice]:
     """PyTorch sees one device of this name within the block.
 
     Parameters
@@ -581,8 +583,10 @@ def simulated(name: str = "cuda:0", memory: int = 8 << 30) -> Iterator[Simulated
     name : {"cuda:0", "mps:0", "xpu:0"}
     memory : int
         Bytes; more raise `torch.OutOfMemoryError`.
+    lacks : tuple of torch.dtype, optional
+        Dtypes that it does not have; by default those that MPS lacks, on MPS.
     """
-    gpu = SimulatedDevice(name, memory)
+    gpu = SimulatedDevice(name, memory, lacks)
     changes = [(torch, made, _factory(gpu, getattr(torch, made))) for made in _FACTORIES]
     changes += [
         (torch, made, _from_data(gpu, getattr(torch, made))) for made in ("tensor", "as_tensor")

@@ -32,7 +32,17 @@ from ._minibatch import (
 from ._model import GPModel, check_categories
 from ._noise_floor import below_the_noise_bound
 from ._parameters import PARAMETERS
-from ._plan import Choice, Machine, MemoryNeed, Plan, ignore, is_auto, only_float64, resolve
+from ._plan import (
+    Choice,
+    Machine,
+    MemoryNeed,
+    Plan,
+    check_single,
+    ignore,
+    is_auto,
+    only_float64,
+    resolve,
+)
 from ._prediction import GPPredictionBase
 from ._regressor import GPRegressorBase, TableRegressorBase
 from ._report import STATUSES, FitReport

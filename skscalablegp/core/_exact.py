@@ -96,7 +96,7 @@ def fit_exactly(
     theta = torch.as_tensor(result.theta)
     jitter = run.finish("factor", lambda: keep(run.estimator, theta))
     run.ended(result.stop_reason, n_iter=result.n_iter, planned=planned or result.planned)
-    run.reports(jitter=jitter, summary=f"{exact_summary(n)}, in float64 on {run.device}")
+    run.reports(jitter=jitter, summary=f"{exact_summary(n)}, in float64 on {problem.X.device}")
 
 
 def exact_summary(n: int) -> str:

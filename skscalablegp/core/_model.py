@@ -42,6 +42,9 @@ class GPModel(CallbackMixin, NamedSettings, ABC):
     _any_kernel: bool = False
     # The name of a likelihood that far targets do not disturb, if the class accepts one.
     _robust_likelihood: str = ""
+    # What double precision is needed for, so that devices without it are refused; empty for classes
+    # that leave it to the CPU and compute products in single precision on such a device.
+    _needs_float64: str = "sums over rows and small factorisations"
     # The exact process if it answers in place of the method.
     _exact: ExactProcess | None = None
 
@@ -211,6 +214,10 @@ class GPModel(CallbackMixin, NamedSettings, ABC):
     def _check_memory(self, need_bytes: float, what: str, remedy: str) -> None:
         """Raise a MemoryError as ``FitRun.check_memory`` does, after a fit."""
         check_memory(need_bytes, what, remedy, self._budget(), device=self._fit_device())
+
+    def _device_of(self, inner: GPModel) -> str:
+        """The parameter `device` of an estimator inside this one that leaves it open."""
+        return self.device
 
     def _fit_device(self) -> torch.device:
         """The device of the fit if this machine has it, else the CPU."""

@@ -68,6 +68,9 @@ class Machine:
         Time budget of the whole fit; None without one.
     compiler : str or None
         What torch compiles with for the device; None without one.
+    products_on : torch.device or None
+        A device without double precision: it computes products in single precision, and `device` is
+        the CPU.
     """
 
     device: torch.device = torch.device("cpu")
@@ -75,6 +78,7 @@ class Machine:
     cores: int = 1
     seconds: float | None = None
     compiler: str | None = None
+    products_on: torch.device | None = None
 
     @property
     def room(self) -> float:
@@ -124,6 +128,15 @@ def only_float64(params: Any, reason: str) -> dict[str, Any]:
     """The fields `dtype` and `ignored` of a plan that is in double precision for every `dtype`."""
     ignored = ignore("dtype", because=reason) if params.dtype == "float32" else {}
     return {"dtype": Choice("float64", reason), "ignored": ignored}
+
+
+def check_single(params: Any, device: torch.device) -> None:
+    """Refuse double precision on a device that has none."""
+    if params.dtype == "float64":
+        raise ValueError(
+            f"dtype='float64' contradicts device={str(device)!r}, which has no double precision: "
+            "use dtype='auto' or device='cpu'."
+        )
 
 
 def is_auto(value: Any) -> bool:

@@ -33,7 +33,7 @@ from sklearn.utils import check_random_state
 
 from .._calls import present_call
 from .._compat import FitEvents, callbacks_under_way
-from .._devices import check_float64, resolve_device
+from .._devices import check_float64, precise_device, resolve_device
 from .._named import changed_parameters
 from .._validation import available_memory, check_memory
 from ..linalg.operators import compiler_for
@@ -336,12 +336,19 @@ class FitRun(Run):
     @cached_property
     def machine(self) -> Machine:
         """The device, memory, cores and seconds from which a plan is made."""
-        check_float64(self.device)
-        memory = self.memory_budget
+        self._check_device()
+        memory, there = self.memory_budget, precise_device(self.device)
         if memory is None:
-            memory = available_memory(self.device)
-        seconds, compiler = self.estimator.max_seconds, compiler_for(self.device)
-        return Machine(self.device, memory, n_workers(), seconds, compiler)
+            known = [available_memory(device) for device in {self.device, there}]
+            memory = min((free for free in known if free is not None), default=None)
+        seconds, compiler = self.estimator.max_seconds, compiler_for(there)
+        products_on = None if there == self.device else self.device
+        return Machine(there, memory, n_workers(), seconds, compiler, products_on)
+
+    def _check_device(self) -> None:
+        """Refuse a device without the precision that the estimator needs."""
+        estimator = self.estimator
+        check_float64(self.device, type(estimator).__name__, estimator._needs_float64)
 
     def check_memory(self, need_bytes: float, what: str, remedy: str) -> None:
         """Raise a MemoryError before work that does not fit into memory on the fit's device.
@@ -359,7 +366,7 @@ class FitRun(Run):
         ``device_``, which previews and final solves read. `n_rows` is the number of rows before
         they were merged, or the sum of their weights, which is rounded.
         """
-        check_float64(self.device)
+        self._check_device()
         self._open_records()
         n = len(X) if n_rows is None else max(1, round(n_rows))
         self.estimator.n_samples_seen_ = seen + n

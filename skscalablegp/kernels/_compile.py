@@ -274,5 +274,5 @@ def _filled(part: Tensor | None, shape: tuple[int, ...], theta: Tensor, X: Tenso
     out = X.new_zeros(shape) if part is None else part.expand(shape).contiguous()
     if theta.requires_grad and not out.requires_grad:
         # Makes autograd.grad(..., theta) return zeros instead of raising an error.
-        out = out + theta[:0].sum().to(out)
+        out = out + theta[:0].sum().to(out, non_blocking=True)
     return out

@@ -53,4 +53,5 @@ class Slot:
 
     def value_like(self, theta: Float[Tensor, " p"], X: Tensor) -> Float[Tensor, " size"]:
         """The values in the dtype and on the device of ``X``."""
-        return self.value(theta).to(X, non_blocking=True)
+        # In two steps, because a device without double precision cannot send the gradient in one.
+        return self.value(theta).to(X.dtype).to(X.device, non_blocking=True)

@@ -12,6 +12,7 @@ from jaxtyping import Float
 from sklearn.gaussian_process import kernels as sk
 from torch import Tensor
 
+from .._devices import sum_dtype
 from ._distances import EXACT_COLUMNS, centre, distance, squared_distance
 from ._frequencies import Draws, Frequencies, SpreadFrequencies, no_spectral_density
 from ._nodes import Node, NotExportable
@@ -237,7 +238,7 @@ class _Profiled(torch.autograd.Function):
         derivative, *rest = ctx.saved_tensors
         shape, by_shape = rest[: len(rest) // 2], rest[len(rest) // 2 :]
         in_shape = [
-            (grad * d).sum(dtype=s.dtype).to(s.device) / s
+            (grad * d).sum(dtype=sum_dtype(d.device)).to(s.device).to(s.dtype) / s
             for s, d in zip(shape, by_shape, strict=True)
         ]
         return grad * derivative, None, *in_shape

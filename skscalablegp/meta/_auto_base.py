@@ -27,7 +27,7 @@ from torch import nn
 from .._validation import check_magnitude, validated
 from ..core import SMALL_TABLE, FitRun, GPModel
 from ..core.training import Budget
-from ._below import few_threads, fit_below, opened, told_noise, with_kernel
+from ._below import device_or_cpu_for, few_threads, fit_below, opened, told_noise, with_kernel
 from ._encoding import TableEncoder
 from ._members import Candidate
 from ._pool import FEWEST_UNIQUE, numbered, occur_once
@@ -160,6 +160,7 @@ class AutoBase:
 
     # Share of the time for the members without the held-out rows.
     _for_members = 0.6
+    _needs_float64 = ""
     _members: list[Any]
     _notes: dict[str, tuple[float, str]]
     _weights: np.ndarray
@@ -171,6 +172,9 @@ class AutoBase:
         tags.input_tags.string = True
         tags.input_tags.categorical = True
         return tags
+
+    def _device_of(self: Any, inner: GPModel) -> str:
+        return device_or_cpu_for(inner, self.device)
 
     # ------------------------------------------------------------------ tables
 

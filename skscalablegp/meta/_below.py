@@ -11,6 +11,7 @@ from sklearn.base import MetaEstimatorMixin, clone
 from sklearn.utils.validation import has_fit_parameter
 from threadpoolctl import threadpool_limits
 
+from .._devices import has_float64, resolve_device
 from .._validation import check_noise_variance, validated
 from ..core import SMALL_TABLE, FitRun, GPModel, GPPredictionBase, reporting_only
 from ..kernels import with_column_numbers
@@ -30,6 +31,8 @@ _SHARED = (
 
 class MetaRegressorBase(MetaEstimatorMixin, GPPredictionBase):
     """An estimator over another regressor; for a single target, unless the class documents more."""
+
+    _needs_float64 = ""
 
     def __sklearn_tags__(self):
         tags = super().__sklearn_tags__()
@@ -86,6 +89,12 @@ def opened(estimator: Any, outer: GPModel, run: FitRun, names: Any = None) -> An
             part.set_params(kernel=with_column_numbers(clone(part.kernel), len(names), names))
         part = getattr(part, "estimator", None)
     return inner
+
+
+def device_or_cpu_for(inner: GPModel, device: str) -> str:
+    """The device, or the CPU where this regressor cannot use it, for one of several regressors."""
+    refused = inner._needs_float64 and not has_float64(resolve_device(device))
+    return "cpu" if refused else device
 
 
 def with_kernel(fresh: Any, fitted: Any, **own: Any) -> Any:
@@ -148,7 +157,7 @@ def _fill_in(inner: GPModel, outer: Any) -> None:
     for name in ("memory_budget", "device", "dtype"):
         mine, theirs = getattr(outer, name), getattr(inner, name)
         if theirs == "auto":
-            inner.set_params(**{name: mine})
+            inner.set_params(**{name: outer._device_of(inner) if name == "device" else mine})
         elif name != "memory_budget" and mine not in ("auto", theirs):
             raise ValueError(
                 f"{name}={mine!r} of {type(outer).__name__} contradicts {name}={theirs!r} of its "

@@ -15,7 +15,7 @@ from ..core import SMALL_TABLE, FitRun, GPPredictionBase, LeftOut
 from ..core.posteriors import Draws, Moments, Posterior, Rows
 from ..models.deep import SCGDDKLRegressor
 from ..models.neighbors import NNGPRegressor
-from ._below import MetaRegressorBase, mean_square, noise_weights
+from ._below import MetaRegressorBase, device_or_cpu_for, mean_square, noise_weights
 from ._leaderboard import Leaderboard, LeaderboardRow
 from ._pool import LEAST_WEIGHT, mean_crps, mixed, negative_log_density, stacking_weights
 from ._posterior_modules import StackedDraws, StackedModule
@@ -76,7 +76,8 @@ class StackedGPRegressor(NamedEstimators, MetaRegressorBase):
         holds for the regressors if they have "auto".
     device : str, default="auto"
         Device on which the fit runs; "auto" uses CUDA where it is available. It also holds for the
-        regressors if they have "auto"; two different devices are an error.
+        regressors if they have "auto"; two different devices are an error. Regressors that need
+        double precision stay on the CPU if the device has none.
     dtype : {"auto", "float32", "float64"}, default="auto"
         Precision of the matrix products in training. It also holds for the regressors if they have
         "auto"; two different precisions are an error.
@@ -161,6 +162,9 @@ class StackedGPRegressor(NamedEstimators, MetaRegressorBase):
         verbose=0,
     ):
         self._set(locals())
+
+    def _device_of(self, inner):
+        return device_or_cpu_for(inner, self.device)
 
     # ------------------------------------------------------------------ fit
 

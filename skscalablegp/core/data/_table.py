@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from ..._devices import precise_device
 from ..._validation import check_duplicates, check_noise_variance
 from ...kernels import ObjectRows, TorchKernel
 from ...linalg.gradients import GPProblem, Repeats
@@ -112,10 +113,14 @@ class Table:
     def problem(
         self, kernel: TorchKernel, dtype: torch.dtype, device: torch.device, keep: bool
     ) -> GPProblem:
-        """The same table as tensors, rows measured from `origin`."""
+        """The same table as tensors, rows measured from `origin`.
+
+        They are on the CPU if the device has no double precision, and products alone are sent.
+        """
+        there = precise_device(device)
 
         def tensor(a: np.ndarray) -> torch.Tensor:
-            return torch.tensor(np.ascontiguousarray(a), dtype=dtype, device=device)
+            return torch.tensor(np.ascontiguousarray(a), dtype=dtype, device=there)
 
         targets, repeats = tensor(self.targets), None
         if self.counts is not None and self.within is not None:
@@ -127,6 +132,7 @@ class Table:
             tensor(self.noise),
             keep=keep,
             repeats=repeats,
+            products_on=None if there == device else device,
         )
 
     def check_separable(self, kernel: TorchKernel) -> None:

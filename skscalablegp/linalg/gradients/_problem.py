@@ -35,6 +35,9 @@ class GPProblem:
         The buffer that all operators of the problem share, so that only the last one is valid.
     products : {"tiles", "compiled", "keops"}
         How operators compute products without storage.
+    products_on : torch.device or None
+        A device without double precision that computes products in single precision; the tensors
+        are then on the CPU.
     repeats : Repeats or None
         What rows stand for that have been merged; Y are then the means of their targets.
     prior_weight : float
@@ -54,6 +57,7 @@ class GPProblem:
     prior_weight: float = 1.0
     products: str = "tiles"
     repeats: Repeats | None = None
+    products_on: torch.device | None = None
 
     def operator(self, theta: Float[Tensor, " p"]) -> KernelOperator:
         """H at these hyperparameters; it replaces the problem's former operators."""
@@ -66,6 +70,7 @@ class GPProblem:
             workspace=self.workspace,
             products=self.products,
             counts=None if self.repeats is None else self.repeats.counts,
+            products_on=self.products_on,
         )
 
     def row_noise(

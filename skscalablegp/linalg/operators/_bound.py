@@ -11,6 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from ..._devices import has_float64, sum_dtype
 from ...kernels import Stationary, Term, TorchKernel
 from ._base import slope
 
@@ -56,7 +57,8 @@ class AutodiffKernel(BoundKernel):
     def tile_grad(self, left: Tensor, right: Tensor, W: Tensor) -> Float[Tensor, " p"]:
         with torch.enable_grad():
             theta = self.theta.detach().clone().requires_grad_(True)
-            return slope((self.kernel.cross(theta, left, right) * W).sum(), theta).double()
+            total = (self.kernel.cross(theta, left, right) * W).sum()
+            return slope(total, theta).to(sum_dtype(W.device))
 
 
 class StationaryRows:
@@ -116,9 +118,13 @@ class StationaryKernel(BoundKernel):
     ):
         super().__init__(kernel, theta)
         self.center = center
+        self._precise = has_float64(center.device)
         leaves = dict.fromkeys(leaf for term in terms for leaf in term.leaves)
         self.leaves = cast(list[Stationary], list(leaves))
-        self.scales = [self._scale(leaf, spread) for leaf in self.leaves]
+        # Without double precision, distances that need it are computed from differences.
+        far = [self._needs_precision(leaf, spread) for leaf in self.leaves]
+        self.by_differences = [one and not self._precise for one in far]
+        self.scales = [self._scale(*of_leaf) for of_leaf in zip(self.leaves, far, strict=True)]
         self.shapes = [[float(s.value(theta)) for s in leaf.shape] for leaf in self.leaves]
         # The constants of each term, their product, and the positions of its leaves.
         place = {leaf: i for i, leaf in enumerate(leaves)}
@@ -127,17 +133,23 @@ class StationaryKernel(BoundKernel):
             for t in terms
         ]
 
-    def _scale(self, leaf: Stationary, spread: Tensor) -> Float[Tensor, " size"]:
+    def _scale(self, leaf: Stationary, far: bool) -> Float[Tensor, " size"]:
         """The factors on the columns of a row, in the precision in which distances are computed."""
+        scale = leaf.profile.factor**0.5 / leaf.length_scale.value(self.theta)
+        dtype = torch.float64 if far and self._precise else self.center.dtype
+        return scale.to(self.center.device, dtype, non_blocking=True)
+
+    def _needs_precision(self, leaf: Stationary, spread: Tensor) -> bool:
+        """Whether products of rows in single precision are too rough for distances."""
+        if self.center.dtype == torch.float64:
+            return True
         scale = leaf.profile.factor**0.5 / leaf.length_scale.value(self.theta)
         # Near a kink at zero, an error in |a|^2 changes the value by the root of that error. Where
         # the user lets torch round the factors of products (TF32, bfloat16), errors are larger.
         rounded = torch.get_float32_matmul_precision() != "highest"
         limit = 0.0 if leaf.profile.kink or rounded else _SINGLE_PRECISION_NORM
         seen = spread[list(leaf.seen_columns(len(spread)))].double()
-        mean_norm = float((scale.square() * seen).sum())
-        dtype = torch.float64 if mean_norm > limit else self.center.dtype
-        return scale.to(self.center.device, dtype, non_blocking=True)
+        return float((scale.square() * seen).sum()) > limit
 
     def prepare(self, X: Float[Tensor, "n d"]) -> StationaryRows:
         left, right = [], []
@@ -168,6 +180,10 @@ class StationaryKernel(BoundKernel):
 
     def _apart(self, i: int, left: StationaryRows, right: StationaryRows) -> Tensor:
         """The argument of the profile: scaled distances for one with a kink, else their squares."""
+        if self.by_differences[i]:
+            a, b = left.left[i][:, :-2], right.left[i][:, :-2]
+            apart = torch.cdist(a, b, compute_mode="donot_use_mm_for_euclid_dist")
+            return apart if self.leaves[i].profile.kink else apart.square_()
         squared = torch.mm(left.left[i], right.right[i].T)
         # Negative values are rounding errors.
         squared = squared.to(self.center.dtype).clamp_min_(0)
@@ -188,16 +204,13 @@ class StationaryKernel(BoundKernel):
     def tile_grad(
         self, left: StationaryRows, right: StationaryRows, W: Tensor
     ) -> Float[Tensor, " p"]:
-        grad = torch.zeros(len(self.theta), dtype=torch.float64, device=W.device)
+        exact = sum_dtype(W.device)
+        grad = torch.zeros(len(self.theta), dtype=exact, device=W.device)
         for constants, amplitude, places in self.terms:
             parts = [self._value_and_slope(i, left, right) for i in places]
             free = [slot.index for slot in constants if slot.index is not None]
             if free:
-                value = (
-                    _dot(W, _product([k for k, _, _ in parts]))
-                    if parts
-                    else W.sum(dtype=torch.float64)
-                )
+                value = _dot(W, _product([k for k, _, _ in parts])) if parts else W.sum(dtype=exact)
                 for index in free:
                     grad[index] += amplitude * value
             for f, i in enumerate(places):
@@ -214,7 +227,8 @@ class StationaryKernel(BoundKernel):
                         # A row is at distance zero from itself, but the sums below would find
                         # the rounding error of its square, which is large for a far row.
                         G.diagonal().zero_()
-                    sums = _squared_difference_sums(left.left[i], right.left[i], G)
+                    of = _by_differences if self.by_differences[i] else _squared_difference_sums
+                    sums = of(left.left[i], right.left[i], G)
                     size = index.stop - index.start
                     grad[index] += amplitude * (sums if size == len(sums) else sums.sum())
         return grad
@@ -226,6 +240,8 @@ def _product(tiles: list[Tensor]) -> Tensor:
 
 
 def _dot(A: Tensor, B: Tensor) -> Tensor:
+    if not has_float64(A.device):
+        return (A * B).sum(0).sum()
     return torch.dot(A.reshape(-1), B.reshape(-1)).double()
 
 
@@ -236,9 +252,16 @@ def _squared_difference_sums(A: Tensor, B: Tensor, G: Tensor) -> Float[Tensor, "
     GB = torch.mm(G, B)
     A, B, row_sums = A[:, :d], B[:, :d], GB[:, d + 1]
     col_sums = G.sum(0)
-    inner = (A * GB[:, :d]).sum(0, dtype=torch.float64)
+    inner = (A * GB[:, :d]).sum(0, dtype=sum_dtype(A.device))
     outer = torch.mv(A.square().T, row_sums) + torch.mv(B.square().T, col_sums)
-    return outer.double() - 2 * inner
+    return outer.to(inner.dtype) - 2 * inner
+
+
+def _by_differences(A: Tensor, B: Tensor, G: Tensor) -> Float[Tensor, " d"]:
+    """The same without subtraction of large numbers; a pass over the tile for each column."""
+    columns = range(A.shape[1] - 2)
+    parts = [((A[:, k, None] - B[None, :, k]).square_() * G).sum(0).sum() for k in columns]
+    return torch.stack(parts)
 
 
 def bind(kernel: TorchKernel, theta: Float[Tensor, " p"], X: Float[Tensor, "n d"]) -> BoundKernel:

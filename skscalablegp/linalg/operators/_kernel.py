@@ -12,6 +12,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from ..._devices import precise_device, sum_dtype
 from ...kernels import TorchKernel
 from ..parallel import map_in_order
 from ._base import LinearOperator, slope
@@ -57,6 +58,7 @@ class Workspace:
 
     def __init__(self) -> None:
         self._buffer: Tensor | None = None
+        self._beside: Workspace | None = None
 
     def matrix(self, n: int, dtype: torch.dtype, device: torch.device) -> Float[Tensor, "n n"]:
         old = self._buffer
@@ -64,9 +66,15 @@ class Workspace:
             self._buffer = old = torch.empty(n, n, dtype=dtype, device=device)
         return old
 
+    def beside(self) -> Workspace:
+        """The buffer for the same matrix on a second device."""
+        if self._beside is None:
+            self._beside = Workspace()
+        return self._beside
+
     def release(self) -> None:
-        """Release the memory of the buffer."""
-        self._buffer = None
+        """Release the memory of the buffers."""
+        self._buffer = self._beside = None
 
 
 class KernelOperator(LinearOperator):
@@ -147,6 +155,8 @@ class KernelOperator(LinearOperator):
         """What computes the products of this kernel, if that is not torch's own operations."""
         form = None if products == "tiles" else form_of(self.bound)
         if form is None or not isinstance(self.bound, StationaryKernel):
+            return None, None
+        if any(self.bound.by_differences):  # which fused code does not compute
             return None, None
         if products == "keops":
             return None, LazyProducts(self.bound, form)
@@ -305,7 +315,8 @@ class KernelOperator(LinearOperator):
         right = None if right is None else right.to(self.dtype)
         diagonal = left.diagonal() if right is None else (left * right).sum(1)
         total = self._fitting(lambda: self._tiled_gradient(left, right))
-        return (total + self._diagonal_grad(diagonal)).cpu()
+        own = self._diagonal_grad(diagonal)
+        return (total.to(own) + own).cpu()
 
     def _tiled_gradient(
         self,
@@ -326,7 +337,7 @@ class KernelOperator(LinearOperator):
                 W.mul_(0.5).fill_diagonal_(0)
             return self.bound.tile_grad(*self._pair(i, j), W)
 
-        grad = torch.zeros(len(self.theta), dtype=torch.float64, device=self.device)
+        grad = torch.zeros(len(self.theta), dtype=sum_dtype(self.device), device=self.device)
         for _, _, part in self._tiles(gradient, pairs):
             grad += part.to(grad.device)
         return grad
@@ -334,7 +345,8 @@ class KernelOperator(LinearOperator):
     def _diagonal_grad(self, weights: Float[Tensor, " n"]) -> Float[Tensor, " p"]:
         """The part of the diagonal, on which k(x, x) is exact as in `_tile`."""
         with torch.enable_grad():
-            theta = self.theta.clone().to(self.device, non_blocking=True).requires_grad_(True)
+            theta = self.theta.to(precise_device(self.device), non_blocking=True, copy=True)
+            theta.requires_grad_(True)
             noise = self.kernel.noise(theta, self.X)
             noise = noise if self.counts is None else noise / self.counts
             diagonal = self.kernel.diag(theta, self.X) + noise

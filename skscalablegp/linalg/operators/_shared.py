@@ -13,6 +13,7 @@ from torch import Tensor
 from ...kernels import TorchKernel
 from ...ranks import Ranks, leading
 from ._kernel import CrossOperator, KernelOperator, Workspace, tile_size
+from ._sent import SentOperator
 
 # Products of fewer rows gain nothing: 1,024 rows and 16 columns take 3.4 ms of processor time on
 # one rank and 4.3 ms on each of two (python benchmarks/ranks.py --rows 1024 --sides 16).
@@ -22,7 +23,7 @@ _LEAST_ROWS = 1024
 _TILES_A_RANK, _LEAST_TILE = 10, 128
 
 
-def kernel_operator(
+def kernel_operator(  # noqa: PLR0913 (one for each setting)
     kernel: TorchKernel,
     theta: Float[Tensor, " p"],
     X: Float[Tensor, "n d"],
@@ -32,8 +33,11 @@ def kernel_operator(
     workspace: Workspace | None = None,
     products: str = "tiles",
     counts: Float[Tensor, " n"] | None = None,
+    products_on: torch.device | None = None,
 ) -> KernelOperator:
     """H of this process, or of all ranks if they wait for its tasks; see `KernelOperator`.
+
+    With `products_on`, that device computes the products in single precision (`SentOperator`).
 
     Products stay in this process for few rows, with KeOps, and for kernels that only have NumPy
     code.
@@ -41,6 +45,8 @@ def kernel_operator(
     ranks = leading()
     settings: dict[str, Any] = {"keep": keep, "workspace": workspace, "products": products}
     settings["counts"] = counts
+    if products_on is not None and X.dtype == torch.float32 and not kernel.numpy_code:
+        return SentOperator(kernel, theta, X, extra_noise, on=products_on, **settings)
     alone = len(X) < _LEAST_ROWS or kernel.numpy_code or products == "keops"
     if ranks is None or ranks.size == 1 or alone:
         return KernelOperator(kernel, theta, X, extra_noise, **settings)

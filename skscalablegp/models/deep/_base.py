@@ -14,6 +14,7 @@ from sklearn.gaussian_process.kernels import ConstantKernel, DotProduct, Kernel
 from sklearn.utils.validation import check_is_fitted
 
 from ..._compat import fit_context
+from ..._devices import precise_device
 from ...core import (
     FEW_ROWS,
     NOISE_SHARE,
@@ -75,6 +76,8 @@ _OF_FEATURES = ("kernel", "feature_extractor", "activation", "n_components", "mi
 class DeepKernelRegressorBase(MinibatchGPRegressorBase):
     """A feature map, a gradient rule that subclasses choose, and a final exact pass."""
 
+    _needs_float64 = ""
+
     def _has_low_rank_form(self) -> bool:
         return True
 
@@ -128,7 +131,7 @@ class DeepKernelRegressorBase(MinibatchGPRegressorBase):
         with FitRun(self) as run:
             X, Y = self._read_rows(X, y)
             X, Y, noise_variance, _, counts = self._read_merged(X, Y, noise_variance, sample_weight)
-            plan = make_plan(self, len(X))
+            plan = make_plan(self, len(X), products_on=run.machine.products_on)
             run.follow(plan)
             source = self._new_source(X, Y, noise_variance, plan.precision, run, counts)
             if plan.exact_instead:
@@ -141,7 +144,7 @@ class DeepKernelRegressorBase(MinibatchGPRegressorBase):
             run.begin(X, Y, n_rows=source.n_rows)
             steps = plan.max_epochs.value * plan.steps_per_epoch(len(rows.source))
             stepper = WeightSpaceStepper(
-                features,
+                features.on(run.machine.products_on),
                 tensors,
                 rows,
                 plan,
@@ -201,7 +204,8 @@ class DeepKernelRegressorBase(MinibatchGPRegressorBase):
             if seen and self._exact is not None:
                 X, Y, noise_variance = self._joined(X, Y, noise_variance)
                 seen = 0
-            plan = make_plan(self, len(X), stream=True)
+            on = run.machine.products_on
+            plan = make_plan(self, len(X), stream=True, products_on=on)
             run.follow(plan)
             random_state, generator = self._seeds(seen, run)
             if not seen:
@@ -220,7 +224,7 @@ class DeepKernelRegressorBase(MinibatchGPRegressorBase):
             sample = replace(source, X=kept[0], Y=kept[1], noise=noises, _resident=None)
             run.begin(X, Y, seen)
             stepper = WeightSpaceStepper(
-                features,
+                features.on(on),
                 tensors,
                 TrainingRows(source, sample, seen + len(X)),
                 plan,
@@ -334,7 +338,7 @@ class DeepKernelRegressorBase(MinibatchGPRegressorBase):
         """Rows in the units of a scaling, which is `new` or that of the first rows."""
         known = self._known_noise(noise_variance, len(X), scaling, Gaussian(), reset=new)
         noise = known if known.any() else None
-        return _resident(RowSource(X, Y, scaling, dtype, run.device, noise))
+        return _resident(RowSource(X, Y, scaling, dtype, run.machine.device, noise))
 
     def _new_features(
         self, source: RowSource, plan: DeepPlan, run: FitRun, generator: torch.Generator
@@ -457,7 +461,7 @@ class DeepKernelRegressorBase(MinibatchGPRegressorBase):
         self.coef_ = weights.mean.cpu().numpy()
         self.coef_precision_cholesky_ = weights.factor.cpu().numpy()
         self.log_marginal_likelihood_value_ = settled.evaluation.value
-        self._features = to_numpy(features)
+        self._features = to_numpy(features.here)
         # In the precision of training. The last pass only converts them.
         self._tensors = network_to_numpy(stepper.tensors)
         self._tensors[theta] = settled.tensors[theta].cpu().numpy().copy()
@@ -471,7 +475,10 @@ class DeepKernelRegressorBase(MinibatchGPRegressorBase):
         """The fitted feature map and its tensors."""
         features, tensors = to_torch(self._features), network_from_numpy(self._tensors, dtype)
         tensors[features.theta_at] = torch.tensor(self._tensors[features.theta_at])
-        return features, [tensor.to(self._fit_device()) for tensor in tensors]
+        return features, [tensor.to(self._posterior_device()) for tensor in tensors]
+
+    def _posterior_device(self) -> torch.device:
+        return precise_device(self._fit_device())
 
     def _kernel_sees_rows(self) -> bool:
         # The only tensor of a model without a network is theta.
@@ -485,7 +492,7 @@ class DeepKernelRegressorBase(MinibatchGPRegressorBase):
         return FeaturePosterior(
             lambda X: features(tensors, X),
             lambda X: X.new_full((len(X),), noise),
-            FeatureWeights.of(self, self._fit_device()),
+            FeatureWeights.of(self, self._posterior_device()),
             learned=True,
             parts=lambda: WeightFeatures(features.module(tensors), noise),
         )

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
+from typing import Any
 
 import torch
 from jaxtyping import Float, Float64
@@ -134,12 +135,53 @@ class DeepFeatures:
         outside = (X - self._clipped(X)).square().sum(1, keepdim=True)
         return torch.cat([phi, (-torch.expm1(-outside / 2)).sqrt().to(phi)], 1)
 
+    def on(self, device: torch.device | None) -> DeepFeatures:
+        """The same features, with the network on a device without double precision, if given."""
+        return self if device is None else SentFeatures(**_fields(self), device=device)
+
+    @property
+    def here(self) -> DeepFeatures:
+        """The same features without such a device."""
+        return self
+
     def module(self, tensors: Sequence[Tensor]) -> nn.Module:
         """phi with these tensors as a torch module."""
         return DeepModule(self, tensors)
 
     def _clipped(self, X: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
         return X if self.box is None else X.clamp(*X.new_tensor(self.box))
+
+
+@dataclass(frozen=True, eq=False)
+class SentFeatures(DeepFeatures):
+    """Features on the CPU, whose network works on a device in single precision.
+
+    Rows and weights are sent, and the outputs come back: the network takes nearly all of the time,
+    and what follows needs double precision. Rows in double precision stay on the CPU.
+
+    Attributes
+    ----------
+    device : torch.device
+    """
+
+    device: torch.device = torch.device("cpu")
+
+    @property
+    def here(self) -> DeepFeatures:
+        return DeepFeatures(**_fields(self))
+
+    def embed(self, tensors: Sequence[Tensor], X: Float[Tensor, "n d"]) -> Float[Tensor, "n q"]:
+        if X.dtype != torch.float32 or self.network.n_trainable == 0:
+            return super().embed(tensors, X)
+        sent = [
+            part if place == self.theta_at else part.to(self.device, non_blocking=True)
+            for place, part in enumerate(tensors)
+        ]
+        return super().embed(sent, X.to(self.device, non_blocking=True)).cpu()
+
+
+def _fields(features: DeepFeatures) -> dict[str, Any]:
+    return {part.name: getattr(features, part.name) for part in fields(DeepFeatures)}
 
 
 class DeepModule(nn.Module):

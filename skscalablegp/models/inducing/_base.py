@@ -12,6 +12,7 @@ import torch
 from sklearn.gaussian_process.kernels import Kernel
 from sklearn.utils.validation import check_is_fitted
 
+from ..._devices import precise_device
 from ..._validation import check_points, validated
 from ...core import (
     KNOWN_NOISE,
@@ -89,6 +90,7 @@ class SparseMixin:
     """Settings, training and fitted attributes; a subclass reads the table."""
 
     _objective = "lower_bound_"
+    _needs_float64 = ""
 
     # ------------------------------------------------------------------ settings
 
@@ -117,7 +119,8 @@ class SparseMixin:
         noisy = likelihood.conjugate and float(np.max(source.noise, initial=0.0)) < KNOWN_NOISE
         priors = self._priors(kernel, (n, width), noisy and network is None, run)
         compiled = compile_kernel(kernel, width, priors=priors)
-        model = SparseModel(compiled, likelihood, n_outputs, network)
+        machine = run.machine
+        model = SparseModel(compiled, likelihood, n_outputs, network, machine.products_on)
         plan = plan_batches(self, model, n, d, self._most_points(n_outputs))
         run.follow(plan)
         source = replace(source, scaling=inputs, dtype=plan.precision).resident()
@@ -127,9 +130,10 @@ class SparseMixin:
         replaced = f"{exact_summary(n)}: " if plan.whole else ""
         run.reports(
             summary=f"{replaced}{plan.n_inducing.value} inducing points, batches of "
-            f"{plan.settings.batch_size}, in {plan.dtype.value} on {run.device}"
+            f"{plan.settings.batch_size}, in {plan.dtype.value} on "
+            f"{machine.device if plan.whole else run.device}"
         )
-        weights = [w.to(run.device) for w in weights]
+        weights = [w.to(machine.device) for w in weights]
         return SparseTraining(model, rows, self._scaled_points(plan, inputs), weights, unit)
 
     def _scaled_points(self, plan: SparsePlan, inputs: Scaling) -> SparsePlan:
@@ -352,7 +356,8 @@ class SparseMixin:
         return model, SparseFit(model.kernel.theta0.to(device), Z, weights, belief)
 
     def _build_posterior(self) -> InducingPosterior:
-        model, fit = self._fitted(len(self.variational_mean_.T), self._fit_device())
+        device = precise_device(self._fit_device())
+        model, fit = self._fitted(len(self.variational_mean_.T), device)
         noise = self.likelihood_ if self.likelihood_.additive else Gaussian()
         transform = module = None
         if model.network is not None:
@@ -395,7 +400,7 @@ class SparseMixin:
         passes = resolve(
             self.max_iter, _PASSES, "passes over the new rows; Gaussian noise needs one"
         )
-        model, fit = self._fitted(n_outputs, run.device)
+        model, fit = self._fitted(n_outputs, run.machine.device)
         check_categories(model.kernel, X)
         m, s = len(fit.Z), model.n_factors
         run.check_memory(

@@ -13,6 +13,7 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Generator, Tensor
 
+from ..._devices import precise, sum_dtype
 from ...core.likelihoods import Likelihood, LikelihoodTerms
 from ...kernels import TorchKernel
 from ...linalg.solvers import cholesky_with_jitter
@@ -157,11 +158,12 @@ class Whitening:
     def of(cls, K: Float[Tensor, "m m"], noise: float = 0.0) -> Whitening:
         """In float64 for any precision of K; O(m^3).
 
-        With a noise variance, the jitter of a matrix in double precision is far below it.
+        It is on the CPU if K is on a device without double precision. With a noise variance, the
+        jitter of a matrix in double precision is far below it.
         """
-        fraction, precise = JITTER[K.dtype], K.dtype == torch.float64
-        K = K.detach().double()
-        if precise and noise > 0:
+        fraction, double = JITTER[K.dtype], K.dtype == torch.float64
+        K = precise(K.detach())
+        if double and noise > 0:
             fraction = min(fraction, _OF_NOISE * noise / float(K.diagonal().mean()))
         eye = torch.eye(len(K), dtype=K.dtype, device=K.device)
         jitter = fraction * float(K.diagonal().mean())
@@ -196,7 +198,7 @@ class KernelValues:
     def backward(self, grad: KernelValues) -> None:
         """Add the gradient of the negative bound to every leaf that the values depend on."""
         products = [
-            backward_sum(value, -getattr(grad, name).to(value))
+            backward_sum(value, -getattr(grad, name).to(value, non_blocking=True))
             for name, value in vars(self).items()
             if value is not None and value.requires_grad
         ]
@@ -267,14 +269,16 @@ def variational_bound(  # noqa: PLR0913 (the terms of one equation)
     Notes
     -----
     O(b m^2 + m^3) for each covariance of the belief. Products with rows have the rows' precision,
-    m x m factors are float64. Hensman et al. (2013), equation 4; Hensman et al. (2015), equation 8.
+    and are on their device; m x m factors are float64, where the belief is. Hensman et al. (2013),
+    equation 4; Hensman et al. (2015), equation 8.
     """
     white = Whitening.of(K.inducing) if white is None else white
-    A = white.inverse.to(K.cross) @ K.cross
-    excess = belief.covariance - torch.eye(len(A), dtype=torch.float64, device=A.device)
+    A = white.inverse.to(K.cross, non_blocking=True) @ K.cross
+    S = belief.covariance
+    excess = S - torch.eye(len(A), dtype=S.dtype, device=S.device)
     # T_s = L^-T (S_s - I) A serves the variances and their gradient.
-    T = (white.inverse.T @ excess).to(A) @ A
-    mean = A.T @ belief.mean.to(A)
+    T = (white.inverse.T @ excess).to(A, non_blocking=True) @ A
+    mean = A.T @ belief.mean.to(A, non_blocking=True)
     variance = K.diag[:, None] + (K.cross * T).sum(1).T
     variance = variance.clamp_min(torch.finfo(A.dtype).eps * float(K.diag.max()))
     terms = likelihood.expected(Y, mean, variance, K.noise, generator)
@@ -284,7 +288,8 @@ def variational_bound(  # noqa: PLR0913 (the terms of one equation)
             own * terms.value, each * terms.d_mean, each * terms.d_variance, own * terms.d_noise
         )
         weight = 1.0
-    value = weight * float(terms.value.sum(dtype=torch.float64)) - belief.divergence()
+    total = float(terms.value.sum(dtype=sum_dtype(A.device)))
+    value = weight * total - belief.divergence()
     if value_only:
         return BoundEvaluation(value, None, None)
     g_mean, g_var = weight * terms.d_mean, weight * terms.d_variance
@@ -292,16 +297,16 @@ def variational_bound(  # noqa: PLR0913 (the terms of one equation)
     # convex, the negative precision is left out, since it could make the belief improper.
     shared = mean.shape[1] // len(T)
     w = (-2 / shared * g_var).clamp_min(0)
-    P = torch.stack([(A * w_s) @ A.T for w_s in w.T]).double()
-    d_mean = (A @ g_mean).double()
-    rows = RowStatistics(P, (A @ (g_mean + w * mean)).double(), d_mean)
+    P = precise(torch.stack([(A * w_s) @ A.T for w_s in w.T]))
+    d_mean = precise(A @ g_mean)
+    rows = RowStatistics(P, precise(A @ (g_mean + w * mean)), d_mean)
     if not eval_gradient:
         return BoundEvaluation(value, rows, None)
     left_out = g_var.clamp_min(0)
     weighted = -shared * P
     if bool((left_out > 0).any()):
-        weighted = weighted + torch.stack([2 * (A * g) @ A.T for g in left_out.T]).double()
-    cross = (white.inverse.T @ belief.mean).to(A) @ g_mean.T
+        weighted = weighted + precise(torch.stack([2 * (A * g) @ A.T for g in left_out.T]))
+    cross = (white.inverse.T @ belief.mean).to(A, non_blocking=True) @ g_mean.T
     for T_s, g_s in zip(T, g_var.T, strict=True):
         cross.addcmul_(T_s, g_s, value=2)
     inducing = inducing_gradient(white, belief.mean @ d_mean.T + (excess @ weighted).sum(0))

@@ -288,7 +288,8 @@ class SVGPClassifier(SparseMixin, GPClassifierBase):
         with FitRun(self) as run:
             X, codes, counts = self._read_weighted(X, y, None, sample_weight, reset=False)
             Y = codes[:, None].astype(np.float64)
-            source = RowSource(X, Y, self._scaling, torch.float64, run.device, np.zeros(len(X)))
+            there = run.machine.device
+            source = RowSource(X, Y, self._scaling, torch.float64, there, np.zeros(len(X)))
             self._absorb(source, len(self.classes_), run, counts)
         return self
 
@@ -298,7 +299,7 @@ class SVGPClassifier(SparseMixin, GPClassifierBase):
             Y, c = codes[:, None].astype(np.float64), len(self.classes_)
             likelihood = self._checked_likelihood(c, run)
             scaling, noise = input_scaling(X, Y, False), np.zeros(len(X))
-            source = RowSource(X, Y, scaling, device=run.device, noise=noise)
+            source = RowSource(X, Y, scaling, device=run.machine.device, noise=noise)
             training = self._prepare(source, likelihood, c, run, counts)
             run.begin(X, Y, n_rows=None if counts is None else counts.sum())
             self.draws_ = None if likelihood.n_latent(c) == 1 else self._draw(c)

@@ -16,6 +16,7 @@ from ...core import (
     MemoryNeed,
     Plan,
     StageSettings,
+    check_single,
     ignore,
     instead,
     is_auto,
@@ -116,13 +117,18 @@ def plan_batches(params: Any, model: SparseModel, n: int, d: int, most: int) -> 
     why = f"{_EPOCHS} passes, within {fewest} and {_STEPS[2]} steps"
     steps = resolve(params.max_iter, enough, why)
     rate = _variational_rate(params, natural, batch == n)
-    precision = str(resolve_dtype(params.dtype, n, threshold=_FLOAT64_ROWS))
     whole = exact and n <= m
+    precision = str(resolve_dtype(params.dtype, n, threshold=_FLOAT64_ROWS))
+    dtype = Choice(precision.removeprefix("torch."), f"float64 up to {_FLOAT64_ROWS:,} rows")
+    if model.products_on is not None:
+        check_single(params, model.products_on)
+        if not whole:
+            dtype = Choice("float32", f"{model.products_on} computes in single precision only")
     return SparsePlan(
         n_inducing=points,
         max_iter=steps,
         variational_learning_rate=rate,
-        dtype=Choice(precision.removeprefix("torch."), f"float64 up to {_FLOAT64_ROWS:,} rows"),
+        dtype=dtype,
         settings=SparseSettings(
             n_inducing=m,
             inducing=params.inducing,

@@ -42,12 +42,16 @@ class SparseModel:
         Targets, or classes.
     network : Network or None
         Applied to rows before the kernel.
+    products_on : torch.device or None
+        A device without double precision on which batches are evaluated in single precision;
+        everything else is then on the CPU.
     """
 
     kernel: TorchKernel
     likelihood: Likelihood
     n_outputs: int
     network: Network | None = None
+    products_on: torch.device | None = None
 
     @property
     def n_factors(self) -> int:
@@ -219,8 +223,13 @@ class SparseStepper(Stepper):
     ):
         X, Y, extra, *repeats = batch
         weight = weight * repeats[0].counts if repeats else weight
-        X = self.model.features(self.weights, X)
-        K = self.model.values(self._theta, self.Z, X, extra)
+        Z, weights, there = self.Z, self.weights, self.model.products_on
+        if there is not None:
+            X, Y, extra, Z, *weights = (
+                part.to(there, non_blocking=True) for part in (X, Y, extra, Z, *weights)
+            )
+        X = self.model.features(weights, X)
+        K = self.model.values(self._theta, Z, X, extra)
         return K, variational_bound(
             self.model.likelihood,
             self.belief.whitened(),

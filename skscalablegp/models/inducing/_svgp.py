@@ -259,7 +259,7 @@ class SVGPRegressor(SparseMixin, MinibatchGPRegressorBase):
             scaling = input_scaling(X, Y, normalize, shared, likelihood.heavy_tails, counts)
             known = self._known_noise(noise_variance, len(X), scaling, likelihood, reset=True)
             noise = alpha / self._own_unit(scaling.y_scale) + known
-            source = RowSource(X, Y, scaling, device=run.device, noise=noise)
+            source = RowSource(X, Y, scaling, device=run.machine.device, noise=noise)
             training = self._prepare(source, likelihood, t, run, counts)
             run.begin(X, Y, n_rows=None if counts is None else counts.sum())
             self._train(training, run)
@@ -309,7 +309,7 @@ class SVGPRegressor(SparseMixin, MinibatchGPRegressorBase):
             scaling, likelihood = self._scaling, self.likelihood_
             known = self._known_noise(noise_variance, len(X), scaling, likelihood, reset=False)
             noise = alpha / self._own_unit(scaling.y_scale) + known
-            source = RowSource(X, Y, scaling, torch.float64, run.device, noise)
+            source = RowSource(X, Y, scaling, torch.float64, run.machine.device, noise)
             self._absorb(source, t, run, counts)
         return self
 

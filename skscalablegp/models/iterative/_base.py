@@ -63,6 +63,7 @@ class SolvedGPRegressor(GPRegressorBase):
     """
 
     _any_kernel = True
+    _needs_float64 = ""
 
     def _default_kernel(self, table: Table) -> Kernel:
         """If nothing is trained, all hyperparameters are 1, as in scikit-learn."""

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from ..._devices import precise_device
 from ..._validation import format_bytes, resolve_dtype
 from ...core import GAIN_PER_ROW as SMALL_GAIN
 from ...core import (
@@ -16,6 +17,7 @@ from ...core import (
     Plan,
     StageSettings,
     Subsets,
+    check_single,
     ignore,
     is_auto,
     plan_stages,
@@ -158,6 +160,8 @@ class IterativePlan(Plan):
 
     def describe(self, dtype: str, device: torch.device) -> str:
         """A summary in one sentence."""
+        if dtype == "float64":
+            device = precise_device(device)
         name = solver_name(self.solves.solver)
         way = "Cholesky" if name == "cholesky" else f"{name} solves"
         way_of = {"compiled": "compiled", "keops": "KeOps"}
@@ -196,6 +200,7 @@ def plan(
     given, ignored = parameters_of_solves(params)
     dtype, factorises = plan_dtype(params, n), _factorises(params)
     exact = fits_exactly(n, dtype, machine) if factorises is None else factorises
+    dtype = dtype_on(params, dtype, machine, exact)
     posterior = plan_posterior(params, n, machine, exact, is_auto(params.solver), spectral)
     subsets = plan_subsets(params, n, d, machine)
     train_on = _plan_train_on(params, exact, subsets, posterior)
@@ -256,6 +261,16 @@ def plan_dtype(params: Any, n: int) -> Choice:
     return Choice(str(dtype).removeprefix("torch."), f"{n:,} rows: {why}")
 
 
+def dtype_on(params: Any, dtype: Choice, machine: Machine, exact: bool) -> Choice:
+    """The precision where a device has single precision only, which factorisations do not use."""
+    if machine.products_on is None:
+        return dtype
+    check_single(params, machine.products_on)
+    if exact or not is_auto(params.dtype):
+        return dtype
+    return Choice("float32", f"{machine.products_on} computes products in single precision only")
+
+
 def _matrix(n: int, dtype: Choice) -> int:
     """Bytes of the kernel matrix in training."""
     return n * n * getattr(torch, dtype.value).itemsize
@@ -274,7 +289,14 @@ def keeps_matrix(n: int, dtype: Choice, machine: Machine, exact: bool) -> bool:
 
 def plan_products(given: Any, machine: Machine) -> Choice:
     """How products are computed without a stored matrix."""
-    return resolve(given, *choose_products(machine.device, machine.compiler))
+    if machine.products_on is None:
+        return resolve(given, *choose_products(machine.device, machine.compiler))
+    if given in _FUSED:
+        raise ValueError(
+            f"products={given!r} is not available on device={str(machine.products_on)!r}: use "
+            "products='auto'."
+        )
+    return resolve(given, "tiles", f"tiles on {machine.products_on}")
 
 
 def plan_posterior(

@@ -28,6 +28,7 @@ from ._plan import (
     FACTORISED,
     FLOAT64_ROWS,
     IterativePlan,
+    dtype_on,
     fits_exactly,
     keeps_matrix,
     memory_needs,
@@ -312,6 +313,7 @@ def plan(
     small = automatic and params.posterior in ("auto", "exact") and n <= small_table_rows(params)
     dtype = plan_dtype(params, n)
     exact = small and fits_exactly(n, dtype, machine)
+    dtype = dtype_on(params, dtype, machine, exact)
     posterior = plan_posterior(params, n, machine, exact, True, spectral)
     subsets = plan_subsets(params, n, d, machine)
     law = Choice(None, f"{n:,} rows: exact gradients cost less")

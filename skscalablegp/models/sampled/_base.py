@@ -86,6 +86,8 @@ class _Origin:
 class QSGPMixin:
     """Training and fitted attributes. Subclasses read tables and make predictions."""
 
+    _needs_float64 = "the values at the support rows, which add up the changes of all steps"
+
     def _train(  # noqa: PLR0913, C901 (the parts of one fit)
         self,
         run: FitRun,

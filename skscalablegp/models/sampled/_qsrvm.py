@@ -209,6 +209,8 @@ class QSRVMRegressor(MinibatchGPRegressorBase):
     True
     """
 
+    _needs_float64 = "the posterior of the relevance weights"
+
     def __init__(  # noqa: PLR0913 (one for each setting)
         self,
         kernel=None,

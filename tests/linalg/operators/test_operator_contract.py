@@ -6,7 +6,7 @@ from contracts.operator_contract import OperatorContract, OperatorProblem, Opera
 from oracles import DenseOperator
 
 from skscalablegp.kernels import compile_kernel
-from skscalablegp.linalg.operators import KernelOperator
+from skscalablegp.linalg.operators import KernelOperator, kernel_operator
 
 
 def dense(problem: OperatorProblem, dtype: torch.dtype) -> DenseOperator:
@@ -23,10 +23,19 @@ def from_kernel(keep: bool):
     return make
 
 
+def sent(problem: OperatorProblem, dtype: torch.dtype) -> KernelOperator:
+    """The CPU stands for the device, to which only single precision is sent."""
+    kernel = compile_kernel(problem.kernel, problem.X.shape[1])
+    X, noise = problem.rows(dtype), problem.known_noise(dtype)
+    on = torch.device("cpu")
+    return kernel_operator(kernel, problem.theta, X, noise, products_on=on)
+
+
 ROWS = [
     OperatorRow("dense", dense),
     OperatorRow("kept", from_kernel(True)),
     OperatorRow("tiled", from_kernel(False)),
+    OperatorRow("sent", sent),
 ]
 
 
