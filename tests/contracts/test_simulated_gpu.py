@@ -6,6 +6,8 @@ they are on a GPU; see ``tests/simulated.py``.
 """
 
 import pickle
+import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -20,6 +22,7 @@ from skscalablegp import NNGPRegressor, load, save
 
 pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
 
+PAGE = Path(__file__).parents[2] / "doc" / "how_to" / "gpu.rst"
 # One row of each class, with the settings that reach its method.
 METHODS = [row for row in ROWS if row.stands_for_its_class]
 
@@ -36,14 +39,40 @@ def method(row, device):
     return model
 
 
+def runs_where():
+    """What the page on GPUs says of the fit and of the predictions of each class."""
+    if not PAGE.exists():  # not a checkout of the repository
+        return {}
+    section = PAGE.read_text(encoding="utf-8").partition("What runs where")[2]
+    rows = section.partition("On grids,")[0].split("   * - ")[2:]
+    said = {}
+    for row in rows:
+        names, *where = row.split("\n     - ")
+        said |= dict.fromkeys(re.findall(r"``(\w+)``", names), tuple(where))
+    return said
+
+
+def test_the_page_has_every_class():
+    said = runs_where()
+    assert not said or set(said) == {type(row.estimator).__name__ for row in ROWS}
+
+
 @pytest.mark.parametrize("row", marked(case, METHODS))
 def test_the_method_on_a_gpu(row):
     X, y, X_new = table()
+    launches = []
     with simulated() as gpu:
         model = method(row, "cuda").fit(X, row.target(y))
+        launches.append(sum(gpu.launches.values()))
+        gpu.forget()
         answers = row.everything(model, X_new)
+        launches.append(sum(gpu.launches.values()))
     assert all(a.dtype.kind != "f" or np.isfinite(a).all() for a in answers)
-    assert model.device_ == "cuda:0" and gpu.launches
+    assert model.device_ == "cuda:0"
+    where_of = runs_where().get(type(model).__name__, ("", ""))
+    for where, count in zip(where_of, launches, strict=True):
+        assert count or not where.startswith("device")
+    assert any(launches)
 
 
 @pytest.mark.slow

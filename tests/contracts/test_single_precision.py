@@ -5,6 +5,8 @@ The CPU in single precision does the same operations in the same order.
 """
 
 import pickle
+import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -72,6 +74,30 @@ def test_refused_with_the_reason(row):
         assert "use device='cpu'" in str(caught.value) and not gpu.launches
     if name(row) in REFUSED:
         assert REFUSED[name(row)] in str(caught.value) and name(row) in str(caught.value)
+
+
+def table_of_the_page():
+    """Each class and what the page on GPUs says of it, in a table with three stars a row."""
+    page = Path(__file__).parents[2] / "doc" / "how_to" / "gpu.rst"
+    section = page.read_text(encoding="utf-8").partition("Devices without double precision")[2]
+    rows = section.partition("Sums over n rows")[0].split("   * - ")[2:]
+    said = {}
+    for row in rows:
+        names, _, what = row.partition("\n     - ")
+        said |= dict.fromkeys(re.findall(r"``(\w+)``", names), " ".join(what.split()))
+    return said
+
+
+@pytest.mark.skipif(
+    not (Path(__file__).parents[2] / "doc").exists(), reason="not a checkout of the repository"
+)
+def test_the_page_says_the_same():
+    said = table_of_the_page()
+    assert set(said) == {name(row) for row in ROWS}
+    for row in METHODS:
+        reason = row.estimator._needs_float64
+        assert said[name(row)].startswith("refused: ") == bool(reason)
+        assert not reason or said[name(row)] == f"refused: {reason}"
 
 
 ALLOWED = [r for r in METHODS if name(r) not in REFUSED and name(r) not in OVER_REFUSED]
