@@ -581,6 +581,7 @@ def _process_memory(limit: str, used: str, status: Path = Path("/proc/self/statu
         return None
 
 
+# Folder below the root, files of limit and usage, and key of the reclaimable cache in memory.stat.
 _CGROUP_FILES = {
     "memory": ("memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
     "": ("", "memory.max", "memory.current", "inactive_file"),
