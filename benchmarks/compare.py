@@ -9,9 +9,9 @@ A cell is one estimator, data set and split. Each runs in a process of its own; 
 output file already has, under the same settings, are skipped, so that a run goes on where it was
 stopped. A cell that fails is a line with its error, one that is cut says so.
 
-Estimators run with default settings, except that their training ends after --max-seconds with the
-best model so far, where they know how (``max_seconds``, or a callback that watches the processor
-time with --clock cpu, which a busy machine does not falsify). That limits training alone: a whole
+Estimators run with default settings and ``max_seconds``, the budget of a whole fit; with --clock
+cpu it counts processor seconds, which a busy machine does not falsify. (Lines before 2026-11-24
+have a callback in its place, which ended training alone: the last solve was not counted.) A whole
 cell, predictions included, is cut at --cut-seconds. Besides the package's estimators there are
 
 HistGradientBoostingRegressor  13 further models of quantiles give CRPS (pinball loss integrated
@@ -38,6 +38,7 @@ import sys
 import tempfile
 import time
 import warnings
+from contextlib import contextmanager
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
@@ -250,7 +251,8 @@ def run_cell(cell):
         try:
             start = clocks()
             budget.begin()
-            model.fit(X, y)
+            with budgets_of(cell["clock"]):
+                model.fit(X, y)
             say(stage="predict", **since(start, "fit"), n_iter=getattr(model, "n_iter_", None))
             start = clocks()
             prediction = predict(model, X_test)
@@ -263,6 +265,15 @@ def run_cell(cell):
         stop_reason=(getattr(model, "fit_report_", None) or {}).get("status"),
         warnings=sorted({f"{w.category.__name__}: {w.message}"[:300] for w in caught}),
     )
+
+
+@contextmanager
+def budgets_of(kind):
+    """The package's budgets count seconds of the wall, or those of this process's processors."""
+    from skscalablegp._clock import clock
+
+    with clock(time.process_time if kind == "cpu" else time.perf_counter):
+        yield
 
 
 def clocks():
@@ -278,7 +289,7 @@ def make(cell, budget):
     """The estimator with its time budget and seed."""
     import skscalablegp
 
-    name, by_cpu = cell["estimator"], cell["clock"] == "cpu"
+    name = cell["estimator"]
     if name in BASELINES:
         return getattr(importlib.import_module(MODULE), name)(budget, cell["seed"])
     model = getattr(skscalablegp, name)()
@@ -288,9 +299,7 @@ def make(cell, budget):
         last = parameter.rpartition("__")[2]
         if last == "random_state":
             model.set_params(**{parameter: cell["seed"]})
-        elif last == "callbacks" and by_cpu:
-            model.set_params(**{parameter: budget})
-        elif last == "max_seconds" and not by_cpu:
+        elif last == "max_seconds":
             model.set_params(**{parameter: cell["max_seconds"]})
     return model
 

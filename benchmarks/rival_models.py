@@ -1,6 +1,7 @@
 """Rivals of rivals.py: classes with ``fit`` and ``distribution`` or ``predict``.
 
-`budget` is not used: rivals end by themselves, and what they took is in the line.
+Models of this package have the time limit `budget`. Rivals end by themselves, and the seconds that
+they took are in the line.
 """
 
 import numpy as np
@@ -113,17 +114,18 @@ class GPBoostVecchia(Rival):
         return found["mu"], np.sqrt(found["var"])
 
 
-def _ours(estimator, seed, **params):
+def _ours(estimator, seed, budget, **params):
     from skscalablegp import HeteroscedasticRegressor
 
-    return HeteroscedasticRegressor(estimator, random_state=seed, **params)
+    limit = budget.seconds
+    return HeteroscedasticRegressor(estimator, random_state=seed, max_seconds=limit, **params)
 
 
 class Tailed(HistGradientBoostingRegressor):
-    """A model of ours with tails="auto", judged by the quantiles by which boosting is."""
+    """A model of ours with tails="auto", scored by the same quantiles as boosting."""
 
-    def __init__(self, estimator, seed):
-        self.model = _ours(estimator, seed, tails="auto")
+    def __init__(self, estimator, seed, budget):
+        self.model = _ours(estimator, seed, budget, tails="auto")
 
     def fit(self, X, y):
         self.model.fit(X, y)
@@ -137,32 +139,32 @@ class Tailed(HistGradientBoostingRegressor):
 def HeteroscedasticTrees(budget, seed):
     from sklearn.ensemble import HistGradientBoostingRegressor as Boosting
 
-    return _ours(Boosting(max_iter=400), seed)
+    return _ours(Boosting(max_iter=400), seed, budget)
 
 
 def HeteroscedasticDeep(budget, seed):
     from skscalablegp import SCGDDKLRegressor
 
-    return _ours(SCGDDKLRegressor(), seed)
+    return _ours(SCGDDKLRegressor(), seed, budget)
 
 
 def HeteroscedasticExperts(budget, seed):
-    return _ours(None, seed)
+    return _ours(None, seed, budget)
 
 
 def HeteroscedasticStack(budget, seed):
     from skscalablegp import StackedGPRegressor
 
-    return _ours(StackedGPRegressor(), seed)
+    return _ours(StackedGPRegressor(), seed, budget)
 
 
 def HeteroscedasticTreesTails(budget, seed):
     from sklearn.ensemble import HistGradientBoostingRegressor as Boosting
 
-    return Tailed(Boosting(max_iter=400), seed)
+    return Tailed(Boosting(max_iter=400), seed, budget)
 
 
 def HeteroscedasticStackTails(budget, seed):
     from skscalablegp import StackedGPRegressor
 
-    return Tailed(StackedGPRegressor(), seed)
+    return Tailed(StackedGPRegressor(), seed, budget)

@@ -25,7 +25,7 @@ HeteroscedasticTreesTails, HeteroscedasticStackTails
                                the same with tails="auto"; CRPS and coverage are those of their
                                quantiles, as LightGBM's
 
-``--datasets flights`` has 300,000 flights to learn from and 10,000 to judge by.
+``--datasets flights`` has 300,000 training flights and 10,000 test flights.
 """
 
 import sys
