@@ -59,9 +59,11 @@ def nlpd(
     sample_weight: ArrayLike | None = None,
     multioutput: str | ArrayLike = "uniform_average",
 ) -> float | Float[np.ndarray, " t"]:
-    """Negative log predictive density of a Gaussian, in nats per row; lower is better.
+    """Negative log predictive density of a Gaussian, averaged over rows; lower is better.
 
-    The mean over rows of ``0.5 log(2 pi std^2) + 0.5 ((y_true - mean) / std)^2``.
+    The mean over rows of ``0.5 log(2 pi std^2) + 0.5 ((y_true - mean) / std)^2``. The logarithm is
+    natural: a model whose value is 0.1 lower gives the targets a density that is 11% higher in the
+    geometric mean. In other units of the target all values change by the same constant.
 
     Parameters
     ----------
@@ -154,7 +156,7 @@ def msll(
     sample_weight: ArrayLike | None = None,
     multioutput: str | ArrayLike = "uniform_average",
 ) -> float | Float[np.ndarray, " t"]:
-    """Mean standardised log loss, in nats per row; negative for models better than the trivial one.
+    """Mean standardised log loss; negative for models that are better than the trivial one.
 
     It is `nlpd` minus that of the trivial model, which predicts the mean and the standard deviation
     of the training targets everywhere (Rasmussen and Williams, 2006, section 2.5, eq. 2.34).

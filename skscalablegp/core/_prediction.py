@@ -379,7 +379,7 @@ class GPPredictionBase(MultiOutputMixin, RegressorMixin, GPModel):
         Returns
         -------
         log_density : ndarray of shape (m,) or (m, t)
-            In nats, with respect to the target's own units; for counts, log probabilities.
+            Natural logarithms, in the target's own units; for counts, log probabilities.
 
         Raises
         ------

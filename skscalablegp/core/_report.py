@@ -73,17 +73,18 @@ class FitReport(Bunch):
         if there are none.
     columns : dict of str to float
         The columns that matter most, at most five: those with the smallest length scales, in units
-        of the column's spread. Empty if the kernel does not have a length scale for each column.
-        Columns are left out whose length scale is beyond ten spreads (or ten times the smallest
-        number, if that is above one) times the root of the number of columns.
+        of the column's spread, a robust standard deviation. Their ratios compare the columns; all
+        are large if the amplitude of the kernel is. Empty if the kernel does not have a length
+        scale for each column. Columns are left out whose length scale is beyond ten spreads (or ten
+        times the smallest number, if that is above one) times the root of the number of columns.
     start : str
         Where the starting hyperparameters come from, and their log likelihood; empty if there was
         nothing to compare.
     ranks : int
         Number of ranks that shared products of this fit (`distribute`); 1 if one process did all.
     gradient_norm : float
-        Norm of the objective's gradient in the logarithms of the hyperparameters at the last step,
-        in nats. Only where training computes or estimates it.
+        Norm of the objective's gradient in the logarithms of the hyperparameters at the last step.
+        Only where training computes or estimates it.
     failures : tuple of str
         Restarts or experts whose training failed while others succeeded.
     resumed : float
@@ -101,19 +102,29 @@ class FitReport(Bunch):
     def _repr_html_(self) -> str:
         """One line, below which the text unfolds; its colours are those of the page."""
         line = "white-space: nowrap; overflow: hidden; text-overflow: ellipsis; cursor: pointer"
-        text = "color: inherit; background: none; margin: 0.3em 1em; white-space: pre-wrap"
+        look = "color: inherit; background: none; margin: 0.3em 1em"
+        # Sentences are wrapped on narrow screens. A table below the summary scrolls instead.
+        table = self.get("summary", "").partition("\n")[2]
+        before, _, after = str(self).partition(table) if table else (str(self), "", "")
+        parts = [(before, "pre-wrap"), (table, "pre; overflow-x: auto"), (after, "pre-wrap")]
+        shown = "".join(
+            f'<pre style="{look}; white-space: {way}">{escape(part.strip())}</pre>'
+            for part, way in parts
+            if part.strip()
+        )
         return (
             f'<details style="max-width: 100%"><summary style="{line}">'
-            f"Fit report: {escape(self._line())}</summary>"
-            f'<pre style="{text}">{escape(str(self))}</pre></details>'
+            f"Fit report: {escape(self._line())}</summary>{shown}</details>"
         )
 
     def _line(self) -> str:
         """How the fit ended, its seconds, the method, and the chosen values."""
         ended = f"{self.status}, {self.seconds.get('total', 0.0):.2g} s"
         chosen = [f"{name}={choice.value}" for name, choice in self.choices.items()]
-        parts = [ended, self.get("summary", "").partition("\n")[0], ", ".join(chosen)]
-        return " ".join("; ".join(part for part in parts if part).split())
+        method = self.get("summary", "").partition("\n")[0].rstrip(".")
+        return " ".join(
+            "; ".join(part for part in (ended, method, ", ".join(chosen)) if part).split()
+        )
 
     def __str__(self) -> str:  # noqa: C901 (one branch for each case)
         lines = [f"{self.status}: {self.stop_reason}"]
@@ -127,7 +138,7 @@ class FitReport(Bunch):
         if self.get("far_targets"):
             lines.append(self.far_targets)
         if self.get("columns"):
-            lines.append(f"columns that matter most: {_listed(self.columns)}")
+            lines.append(_listed(self.columns))
         if self.get("start"):
             lines.append(self.start)
         if "resumed" in self:
@@ -158,10 +169,16 @@ class FitReport(Bunch):
 
 
 def _listed(columns: dict[str, float]) -> str:
-    """Columns with their relative length scales, the first with a word on what these are."""
-    said = [f"{name} ({scale:.2g})" for name, scale in columns.items()]
-    name, scale = next(iter(columns.items()))
-    return ", ".join([f"{name} (length scale {scale:.2g} times its spread)", *said[1:]])
+    """The columns with their relevance: inverse length scales, relative to the first column's."""
+    first, *others = columns
+    shortest = columns[first]
+    shown = [f"{first} 1", *(f"{name} {shortest / columns[name]:.2g}" for name in others)]
+    if not others:
+        return f"column that matters most: {first}"
+    return (
+        f"columns that matter most: {', '.join(shown)} (relevance relative to the first: the "
+        "spread of a column over its length scale)"
+    )
 
 
 # What it means that hyperparameters of the default kernel end at a bound.

@@ -655,7 +655,7 @@ class FitRun(Run):
             return f"the planned {steps} are done"
         if status == "max_iter":
             norm = self._gradient_norm()
-            slope = "" if norm is None else f" (the gradient's norm was {norm:.2g} nats)"
+            slope = "" if norm is None else f" (the norm of the gradient was {norm:.2g})"
             value = chosen.value if chosen else getattr(est, limit)
             # Restarts and subsets may take this number of steps each.
             several = isinstance(value, int) and self._n_iter > value

@@ -96,7 +96,7 @@ class Start:
             return ""
         return (
             f"training began at length scales from {self.origin}, with a log likelihood of "
-            f"{self.value:.3g} nats a row, on a subset"
+            f"{self.value:.3g} per row of a subset"
         )
 
 

@@ -27,8 +27,8 @@ class LeaderboardDisplay:
         Names of the members.
 
     nll : ndarray of shape (k,)
-        Mean negative log density of held-out rows in nats, for classes the log loss; NaN for
-        members that were not validated.
+        Mean negative log density of held-out rows, for classes the log loss; NaN for members that
+        were not validated.
 
     weight : ndarray of shape (k,)
         Share of each member in the predictions.
@@ -174,7 +174,7 @@ class LeaderboardDisplay:
             if one == "nll":
                 style = {"marker": "o", "linestyle": "", **line}
                 (self.line_,) = panel.plot(self.nll[known], at[known], **style)
-                label = f"{self.score_name} (nats a row)"
+                label = f"{self.score_name} (lower is better)"
             else:
                 self.bars_[one] = panel.barh(at, getattr(self, one), **bar)
                 label = "wall time (seconds)" if one == "seconds" else "share of the predictions"

@@ -24,7 +24,7 @@ class RelevanceDisplay:
 
     The first measure is the standard deviation of a column divided by its length scale; a column
     near zero hardly changes the prediction. The second is the loss of score on held-out rows after
-    the column has been shuffled, in nats per row: of the negative log predictive density for
+    the column has been shuffled: the increase of the negative log predictive density for
     regressors, and of the log loss for classifiers. Correlated columns share their importance. Make
     one by `from_estimator`.
 
@@ -43,8 +43,8 @@ class RelevanceDisplay:
     columns : list of str
         Names of the columns of X.
 
-    unit : str, default="nats a row"
-        Unit of the importances.
+    unit : str, default="NLPD"
+        Score whose loss the importances are.
 
     Attributes
     ----------
@@ -65,7 +65,7 @@ class RelevanceDisplay:
     kernel_columns: list[str]
     importances: np.ndarray | None
     columns: list[str]
-    unit: str = "nats a row"
+    unit: str = "NLPD"
 
     @classmethod
     def from_estimator(  # noqa: PLR0913 (one for each setting)
@@ -143,7 +143,7 @@ class RelevanceDisplay:
             kernel_columns=kernel_columns,
             importances=importances,
             columns=_names(X, 0 if importances is None else len(importances)),
-            unit="nats a row" if scoring is None else "loss of the score",
+            unit=_unit(estimator, scoring),
         )
         return display.plot(kind=kind, max_columns=max_columns, ax=ax, bar_kwargs=bar_kwargs)
 
@@ -226,6 +226,13 @@ class RelevanceDisplay:
         ax.set_yticks(np.arange(len(order)), [self.columns[j] for j in order])
         ax.set(xlabel=f"loss when shuffled ({self.unit})")
         return [bars]
+
+
+def _unit(estimator: Any, scoring: Any) -> str:
+    """The score whose loss is measured."""
+    if scoring is None:
+        return "log loss" if is_classifier(estimator) else "NLPD"
+    return scoring if isinstance(scoring, str) else "score"
 
 
 def _spreads(estimator: Any, X: Any) -> tuple[dict[str, np.ndarray], list[str]]:

@@ -101,12 +101,12 @@ class HeteroscedasticRegressor(NoisyRegressorBase):
     Attributes
     ----------
     estimator_ : regressor
-        The regressor, fitted on all rows; without the held-out rows if there was no time.
+        The regressor, fitted on all rows; without the held-out rows if time was too short.
     noise_estimators_ : list of regressor
         The fitted regressors whose predictions are multiplied, one or two; none if a constant is as
         good.
     noise_gain_ : float
-        The rise in the log density of left-out rows over that of constant noise, in nats per row.
+        Increase of the mean log density of held-out rows over that with constant noise.
     n_residuals_ : int
         Number of rows with predictions by a model that was fitted without them.
     kernel_ : kernel instance
@@ -338,10 +338,11 @@ class HeteroscedasticRegressor(NoisyRegressorBase):
     def _conclude(self, trial: Trial, late: list[str], run: FitRun) -> None:
         """Report how the fits ended."""
         noise = self._learned.noise
+        gain = f" (mean log density {noise.gain:.3g} above that with a constant)"
         run.reports(
             summary=f"standard deviations of {type(self.estimator_).__name__} times {noise.name}, "
-            f"from errors at {self.n_residuals_:,} rows ({noise.gain:.3g} nats a row better than a "
-            f"constant); {self._learned.tails.name} tails"
+            f"from errors at {self.n_residuals_:,} rows{gain if noise.parts else ''}; "
+            f"{self._learned.tails.name} tails"
         )
         late = late if trial.whole else [*late, f"{type(self.estimator_).__name__} on all rows"]
         conclude(run, [trial], late)

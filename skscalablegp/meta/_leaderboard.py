@@ -17,8 +17,8 @@ class LeaderboardRow(NamedTuple):
     member : str
         Its name.
     nll : float
-        Mean negative log density of the held-out targets in their own units, in nats; for classes
-        the log loss. NaN for a member that was not validated.
+        Mean negative log density of the held-out targets in their own units; for classes the log
+        loss. NaN for a member that was not validated.
     crps : float
         Mean continuous ranked probability score in units of the target; NaN for classes.
     weight : float
@@ -94,7 +94,16 @@ class Leaderboard:
 
     def _repr_html_(self) -> str:
         def line(cells: Sequence[str], tag: str) -> str:
-            return "<tr>" + "".join(f"<{tag}>{escape(c)}</{tag}>" for c in cells) + "</tr>"
+            # Names and notes are on the left of their cells, numbers on the right.
+            sides = ["left", *["right"] * (len(cells) - 2), "left"]
+            return (
+                "<tr>"
+                + "".join(
+                    f'<{tag} style="text-align: {side}; padding: 0 0.5em">{escape(cell)}</{tag}>'
+                    for cell, side in zip(cells, sides, strict=True)
+                )
+                + "</tr>"
+            )
 
         body = "".join(line(cells, "td") for cells in self._cells())
         return f"<table><thead>{line(_HEAD, 'th')}</thead><tbody>{body}</tbody></table>"

@@ -174,7 +174,9 @@ def test_columns_have_names_and_are_sorted():
     length = model.kernel_.get_params()["k1__k2__length_scale"]
     spread = column_spread(frame.to_numpy())
     assert_allclose(columns["time"], length[1] / spread[1], rtol=1e-6)
-    line = f"columns that matter most: time (length scale {columns['time']:.2g} times its spread)"
+    ratio = columns["time"] / columns["angle"]
+    assert ratio < 1
+    line = f"columns that matter most: time 1, angle {ratio:.2g}"
     assert line in str(model.fit_report_)
     # A column that does not matter is not listed.
     limit = 10 * np.sqrt(3) * max(1, columns["time"])

@@ -104,5 +104,11 @@ def test_the_line_has_only_the_first_line_of_a_summary():
     report = FitReport(
         status="completed", seconds={"total": 1.0}, summary=summary, **nothing, **counts
     )
-    line = re.search(r"<summary[^>]*>(.*?)</summary>", report._repr_html_(), re.S)[1]
+    shown = report._repr_html_()
+    line = re.search(r"<summary[^>]*>(.*?)</summary>", shown, re.S)[1]
     assert line == "Fit report: completed, 1 s; exact predicts alone"
+    # The table below it scrolls on a narrow screen; its lines are not broken.
+    (table,) = re.findall(
+        r"<pre[^>]*white-space: pre; overflow-x: auto[^>]*>(.*?)</pre>", shown, re.S
+    )
+    assert table == "member  weight\nexact   1.00"

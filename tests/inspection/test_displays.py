@@ -584,7 +584,7 @@ class TestLeaderboard:
         _, ax = plt.subplots()
         display = LeaderboardDisplay.from_estimator(model, kind="nll", ax=ax)
         assert display.ax_ is ax and not display.bars_
-        assert ax.get_xlabel() == "held-out log loss (nats a row)"
+        assert ax.get_xlabel() == "held-out log loss (lower is better)"
         display.plot(kind=["seconds"], bar_kwargs={"color": "red"})
         assert display.line_ is None
         assert display.bars_["seconds"][0].get_facecolor() == (1, 0, 0, 1)

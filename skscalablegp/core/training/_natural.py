@@ -41,7 +41,7 @@ class NaturalGradient(BaseEstimator, Optimizer):
     Parameters
     ----------
     gain_tol : float, default=0.5
-        Acceptable loss by noise, in nats. All other losses together may be a tenth of it.
+        Acceptable loss of log likelihood by noise. All other losses together may be a tenth of it.
     n_rows : int, default=300
         Number of random rows for the Fisher information; O(p n_rows^3) for p hyperparameters.
 

@@ -55,13 +55,13 @@ class QuasiNewton(BaseEstimator, Optimizer):
         The optimiser ends when two steps in a row gained less than `tol` times the objective.
     gain_tol : float, default=0.5
         If a metric is given, or values are unknown, the optimiser also ends when the predicted gain
-        is less than this, in nats. Half a nat is far below the noise of any model comparison.
-        Training that finds no better point counts as stagnated if the remaining gain is larger, or
-        ten times larger if values are unknown.
+        of the log likelihood is less than this. A half is far below the noise of any comparison of
+        models. Training that finds no better point counts as stagnated if the remaining gain is
+        larger, or ten times larger if values are unknown.
     final_gain : float, optional
-        The predicted gain, in nats, at which steps with the Fisher information end. The default is
-        `tol` times the objective for up to ten hyperparameters, and a twentieth of `gain_tol` for
-        more.
+        The predicted gain of the log likelihood at which steps with the Fisher information end. The
+        default is `tol` times the objective for up to ten hyperparameters, and a twentieth of
+        `gain_tol` for more.
     information_rows : int, default=300
         Largest number of random rows for the Fisher information, which is computed again when the
         hyperparameters have moved far; 0 for none. Many hyperparameters take fewer rows. Only

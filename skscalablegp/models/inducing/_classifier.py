@@ -153,7 +153,7 @@ class SVGPClassifier(SparseMixin, GPClassifierBase):
         The power to which probabilities are raised before they are normalised; 1 without
         `calibrate`.
     lower_bound_ : float
-        Lower bound of the log marginal likelihood of the rows of `fit`, in nats, summed over rows.
+        Lower bound of the log marginal likelihood of the rows of `fit`, summed over rows.
     n_samples_seen_ : int
         The number of rows in `fit` and in all calls of `partial_fit`.
     n_iter_ : int

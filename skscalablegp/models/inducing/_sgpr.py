@@ -144,8 +144,8 @@ class SGPRRegressor(TableRegressorBase):
     shift_ : ndarray of shape (m, t)
         That precision times the posterior mean of these values.
     lower_bound_ : float
-        Lower bound of the log marginal likelihood, in nats and in units of the normalised target,
-        summed over rows and targets.
+        Lower bound of the log marginal likelihood, in units of the normalised target, summed over
+        rows and targets.
     n_iter_ : int
         The number of gradient evaluations, including those of the start and of restarts.
     n_samples_seen_ : int

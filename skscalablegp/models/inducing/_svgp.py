@@ -135,8 +135,8 @@ class SVGPRegressor(SparseMixin, MinibatchGPRegressorBase):
     variational_cov_ : ndarray of shape (1, m, m)
         Covariance of these values, which the targets share.
     lower_bound_ : float
-        Lower bound of the log marginal likelihood of the rows of `fit`, in nats and in units of the
-        normalised target, summed over rows and targets.
+        Lower bound of the log marginal likelihood of the rows of `fit`, in units of the normalised
+        target, summed over rows and targets.
     n_samples_seen_ : int
         The number of rows in `fit` and in all calls of `partial_fit`.
     n_iter_ : int

@@ -27,13 +27,14 @@ class IterativeGPRegressor(SolvedGPRegressor):
     """Gaussian process regression that is exact up to 20,000 rows, and iterative above.
 
     It is a drop-in replacement for :class:`sklearn.gaussian_process.GaussianProcessRegressor`.
-    Small tables are trained exactly. From 8,000 to 50,000 rows (on a CPU) the default is training
-    on nested subsets of up to 6,000 rows (above 20,000 rows: also on neighbourhoods), one
-    factorisation (above 20,000 rows: one linear solve) with all rows, and a scale of the kernel
-    from held-out rows. Training on all rows of such tables takes gradients from preconditioned
-    conjugate gradients, which need no factorisation: ``train_on="all"`` requests it, and so does
-    any value of ``solver``, ``gradient`` or ``optimizer`` other than "auto". Before a fit,
-    predictions are those of the prior. See :ref:`default_sizes`.
+    Up to 3,000 rows the hyperparameters maximise the exact likelihood. Larger tables start with
+    nested random subsets, and up to 8,000 rows steps on all rows follow. From 8,000 to 50,000 rows
+    (on a CPU) the subsets, of up to 6,000 rows, determine the hyperparameters (above 20,000 rows
+    together with neighbourhoods), and held-out rows the scale of the kernel. All rows predict: by
+    one factorisation up to 20,000 rows, by one linear solve above. ``train_on="all"``, or any value
+    of ``solver``, ``gradient`` or ``optimizer`` other than "auto", selects training on all rows,
+    with gradients from preconditioned conjugate gradients. Before a fit, predictions are those of
+    the prior. See :ref:`default_sizes`.
 
     Parameters
     ----------

@@ -166,10 +166,10 @@ class IterativePlan(Plan):
         way = "Cholesky" if name == "cholesky" else f"{name} solves"
         way_of = {"compiled": "compiled", "keops": "KeOps"}
         fused = None if self.products is None else way_of.get(self.products.value)
-        kept = "kept" if self.keep else fused or "tiled"
+        kept = "stored" if self.keep else f"evaluated by {fused or 'tiled'} products, not stored"
         size = format_bytes(self.n**2 * getattr(torch, dtype).itemsize)
         return (
-            f"{way} in {dtype} on {device} ({kept} products, H is {size}), "
+            f"{way} in {dtype} on {device} (kernel matrix of {size}, {kept}), "
             f"{self.posterior.value} posterior"
         )
 

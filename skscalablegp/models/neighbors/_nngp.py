@@ -390,7 +390,7 @@ class NNGPRegressor(GPRegressorBase):
             few, many = settings.compared
             gain = found[many].density - found[few].density
             self.n_neighbors_ = many if gain > _WORTH else few
-            why = f"{many} instead of {few} gain {gain:.3f} nats a row"
+            why = f"{many} in place of {few} change the log density of held-out rows by {gain:+.3f}"
             run.follow(replace(settings, n_neighbors=Choice(self.n_neighbors_, why)))
             if self.n_neighbors_ != few:
                 # The likelihood is that of rows given as many neighbours as predictions take.

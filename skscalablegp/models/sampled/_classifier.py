@@ -145,16 +145,16 @@ class QSGPClassifier(QSGPMixin, GPClassifierBase):
     kernel_ : kernel instance
         The trained scikit-learn kernel; its white noise is that of the starting regression only.
     likelihood_ : Likelihood
-        A logistic one.
+        The logistic likelihood of a class against the rest.
     coef_ : ndarray of shape (m, 1) or (m, c)
         Means of the weights, for the second class or for each class.
     inference_ : str
         "exact" or "stochastic".
     n_basis_ : int
-        m.
+        Number m of basis functions.
     lower_bound_ : float
-        The ELBO in nats, summed over rows and classes; an estimate if training took steps. It is
-        NaN after steps with kernel functions, because a term of their bound would cost O(n^3).
+        The ELBO, summed over rows and classes; an estimate if training took steps. It is NaN after
+        steps with kernel functions, because a term of their bound would cost O(n^3).
     n_iter_ : int
         Steps of the last call, including those of the exact start.
     history_ : dict of lists

@@ -182,7 +182,7 @@ class SampledPlan(Plan):
         """A line of the report on the final number of functions, m."""
         steps = self.steps
         if steps is None:
-            return f"full batches, {m} functions, all entries of C"
+            return f"full batches, {m} basis functions, full covariance of their weights"
         columns = "" if steps.dual else f", {steps.n_dense.value} dense columns"
         return (
             f"at most {steps.n_steps} steps of {steps.batch_size} rows and "
@@ -460,7 +460,7 @@ def _ignored(
     ignored = {}
     if steps is None:
         ignored |= ignore(*_OF_STEPS, because="the model is solved by full batches, without steps")
-        ignored["covariance"] = "full batches have all entries of C"
+        ignored["covariance"] = "full batches compute the full covariance of the weights"
         ignored["dtype"] = "full batches are in float64"
         if likelihood.conjugate:
             ignored["max_iter"] = "one solve finds the optimum of a Gaussian likelihood"

@@ -163,9 +163,9 @@ class QSGPRegressor(QSGPMixin, MinibatchGPRegressorBase):
     n_basis_ : int
         m.
     lower_bound_ : float
-        The ELBO in nats, summed over rows and targets. It is the log evidence if a Gaussian
-        likelihood is solved exactly, and an estimate if training took steps. It is NaN after steps
-        with kernel functions, because a term of their bound would cost O(n^3).
+        The ELBO, summed over rows and targets. It is the log evidence if a Gaussian likelihood is
+        solved exactly, and an estimate if training took steps. It is NaN after steps with kernel
+        functions, because a term of their bound would cost O(n^3).
     n_iter_ : int
         Steps of the last call, including those of the exact start.
     history_ : dict of lists

@@ -69,10 +69,10 @@ class QSRVMRegressor(MinibatchGPRegressorBase):
     n_components : int or "auto", default="auto"
         Number of basis functions; each random frequency contributes two, a sine and a cosine. Here
         they are kernel functions at this many random rows, the dictionary. "auto" takes all rows,
-        but at most 10,000. For up to 2,000 rows "auto" drops no function if the exact Gaussian
-        process with the same kernel predicts held-out rows better, by 0.1 nats a row; for up to
-        150 rows, unless they show clearly that it is no more than 0.05 nats better. With a number,
-        functions are always dropped.
+        but at most 10,000. For up to 2,000 rows "auto" drops no function if held-out rows have a
+        mean log density that is more than 0.1 higher under the exact Gaussian process with the same
+        kernel; for up to 150 rows, unless they show clearly that it is at most 0.05 higher. With a
+        number, functions are always dropped.
     normalize_y : bool or "auto", default="auto"
         Whether to subtract the target's mean and divide by its standard deviation before training.
         "auto" does so unless a kernel is given, which is then a prior for y in its own units.
@@ -117,7 +117,7 @@ class QSRVMRegressor(MinibatchGPRegressorBase):
         Number of steps or scores without progress after which training ends; None switches this
         rule off. It counts full-batch updates.
     tol : float, default=1e-06
-        Smallest improvement of a score that counts as progress. Its unit is nats of log evidence
+        Smallest improvement of a score that counts as progress. The score is the log evidence
         per row and target.
     subset_size : int or None, default=1000
         Number of rows in the exact fit from which training starts. None skips this fit.
@@ -136,7 +136,7 @@ class QSRVMRegressor(MinibatchGPRegressorBase):
     kernel_ : kernel instance
         The kernel of the functions, with the trained noise.
     relevance_ : ndarray of shape (r,)
-        Numbers of the rows whose functions remain, ascending.
+        Indices of the rows whose functions remain, ascending.
     relevance_vectors_ : ndarray of shape (r, d)
         These rows, in the units of X.
     precision_ : ndarray of shape (r,)
@@ -149,7 +149,7 @@ class QSRVMRegressor(MinibatchGPRegressorBase):
     noise_variance_ : float
         The noise variance in normalised units.
     lower_bound_ : float
-        Log evidence of the functions that remain, in nats, summed over rows and targets.
+        Log evidence of the functions that remain, summed over rows and targets.
     n_iter_ : int
         Steps of the exact start and of the rounds, and updates of all precisions.
     history_ : dict of lists
@@ -174,8 +174,8 @@ class QSRVMRegressor(MinibatchGPRegressorBase):
     Notes
     -----
     The moments cost O(n m^2) and an update O(m^3) for m functions, whose number falls quickly. When
-    the noise has settled, functions that add less than half a nat of log evidence per target are
-    dropped, and functions that would add more than 1.5 nats come back. The smallest noise that a
+    the noise has settled, functions that add less than 0.5 to the log evidence per target are
+    dropped, and functions that would add more than 1.5 are restored. The smallest noise that a
     fit can learn has a standard deviation of 1e-5 of the target's root mean square for up to 4,096
     rows, and of 1e-3 for more.
 
@@ -187,10 +187,11 @@ class QSRVMRegressor(MinibatchGPRegressorBase):
     otherwise once.
 
     The held-out rows also show whether the functions suffice. With ``n_components="auto"`` and up
-    to 2,000 rows, all functions stay if an exact process is better by more than 0.1 nats per row.
+    to 2,000 rows, all functions stay if the mean log density of these rows is more than 0.1 higher
+    under an exact process.
     The model is then this process, and `precision_` is the diagonal of the prior precision of its
     weights. Otherwise a warning suggests QSGPRegressor if an exact process is better by more than
-    0.15 nats per row and three standard errors.
+    0.15 and three standard errors.
 
     References
     ----------
@@ -376,15 +377,15 @@ class QSRVMRegressor(MinibatchGPRegressorBase):
         few = n <= _FEW_ROWS
         if possible and (loss + _WHOLE_DOUBT * doubt > _WHOLE_OF_FEW if few else loss > _WHOLE):
             why = (
-                "on held-out rows, a sparse model may be worse than the exact process "
-                f"(by {loss:.2f} +- {doubt:.2f} nats a row)"
+                "with fewer functions, the mean log density of held-out rows may be lower "
+                f"than under the exact process (by {loss:.2f} +- {doubt:.2f})"
             )
             run.chose("n_components", n, f"{why}, so that no function is dropped")
             return True
         if n >= _FEWEST_JUDGED and loss - _DOUBT * doubt > _BEHIND:
             run.warn(
-                "a sparse model does not suffice for these rows. An exact process is "
-                f"{loss:.2f} nats a row better on held-out rows: use QSGPRegressor."
+                "a sparse model does not suffice for these rows. The mean log density of held-out "
+                f"rows is {loss:.2f} higher under an exact process: use QSGPRegressor."
             )
         return False
 

@@ -73,7 +73,7 @@ def test_few_functions_that_are_too_little_say_what_to_use(monkeypatch):
     # Half a nat better than the exact process is too little.
     monkeypatch.setattr(_qsrvm, "_BEHIND", -0.5)
     X, _, y, _ = friedman(120)
-    with pytest.warns(ConvergenceWarning, match="nats a row better .* use QSGPRegressor"):
+    with pytest.warns(ConvergenceWarning, match="higher under an exact process: use QSGPRegressor"):
         QSRVMRegressor(n_components=120, random_state=0).fit(X, y)
 
 
