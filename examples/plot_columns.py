@@ -51,8 +51,8 @@ print(f"{len(train)} airline days to learn from, {len(test)} to judge by")
 # -----------
 # The period of the week is fixed. A product with a kernel of airlines lets each of them react to
 # the weather of a day in its own way: W W' is the common part, with a weight for each airline, and
-# the variances are the part that affects one airline alone. Half a year of days says little about
-# these variances and about the length scale of the trend, which therefore have priors.
+# the variances are the part that affects one airline alone. Half a year contains little information
+# about these variances and about the length scale of the trend, which therefore have priors.
 trend = 1.0 * Columns(RBF(40.0), "day_of_year")
 week = 0.03 * Columns(ExpSineSquared(1.0, 7.0, periodicity_bounds="fixed"), "day_of_year")
 days_alike = Columns(Matern(3.0, nu=0.5), "day_of_year")
@@ -70,7 +70,8 @@ own = {"k1__k1__k2__k2__kernel__variances": LogNormal(0.3, 1.0)}
 # %%
 # The contribution of each part
 # -----------------------------
-# NLPD is in nats, lower is better; coverage is the share of days inside their 95% interval.
+# NLPD is the negative log predictive density; lower is better. Coverage is the share of days inside
+# their 95% interval.
 print(f"{'':<24}{'RMSE':>8}{'NLPD':>8}{'coverage':>10}{'log likelihood':>16}")
 for name, kernel in sums.items():
     model = IterativeGPRegressor(

@@ -118,8 +118,8 @@ boosting_seconds = time.perf_counter() - start
 # %%
 # The score
 # ---------
-# RMSE and CRPS are in minutes, NLPD is in nats; coverage is the share of test flights that arrived
-# inside their 95% interval.
+# RMSE and CRPS are in minutes. NLPD is the negative log predictive density; lower is better.
+# Coverage is the share of test flights that arrived inside their 95% interval.
 
 
 def row(name, rows, mean, std, seconds):

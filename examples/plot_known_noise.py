@@ -6,7 +6,7 @@ Known noise, intervals and a target that is transformed
 Measurements often come with error bars. Here each row is the mean of between one and thirty
 measurements of a positive quantity, whose number determines its noise variance. The variances are
 passed to ``fit`` and to predictions. Cross-validation splits them with the rows, and shows whether
-95 % intervals contain 95 % of the rows left out.
+95 % intervals contain 95 % of the held-out targets.
 """
 
 # sphinx_gallery_thumbnail_path = "_static/thumbs/plot_known_noise.png"
