@@ -95,3 +95,13 @@ def test_the_page_has_what_was_measured(scale):
     lines = scale.last_lines(scale.parse_args([]))
     text = "\n".join([*scale.preamble(lines), *scale.table(lines), ""])
     assert (ROOT / "doc" / "explanation" / "scale_table.inc").read_text("utf-8") == text
+
+
+def test_the_page_of_solvers_has_what_was_measured():
+    text = (ROOT / "benchmarks" / "results" / "sketch.jsonl").read_text("utf-8")
+    page = (ROOT / "doc" / "explanation" / "iterative_solvers.rst").read_text("utf-8")
+    lines = [json.loads(line) for line in text.splitlines()]
+    assert {line["solver"] for line in lines} >= {"adasap", "sdd", "cg", "neighbors"}
+    for line in lines:
+        shown = f"{line['nll']:.3f}" if line["nll"] < 10 else f"{line['nll']:.1f}"
+        assert f" {shown}" in page, line["solver"]

@@ -3,7 +3,10 @@
 import pytest
 import torch
 from oracles import Problem, kernel_problem, spectrum_problem
+from sklearn.gaussian_process.kernels import Matern, WhiteKernel
 
+from skscalablegp.kernels import compile_kernel
+from skscalablegp.linalg.gradients import GPProblem
 from skscalablegp.preconditioners import PivotedCholesky
 from skscalablegp.solvers import (
     ADASAP,
@@ -132,6 +135,85 @@ def test_acceleration_pays():
     plain = solve(problem.operator(), problem.B, AP(10), stopping=stopping)
     fast = solve(problem.operator(), problem.B, ADASAP(10, rank=None), stopping=stopping)
     assert fast.converged and fast.epochs < 0.5 * plain.epochs
+
+
+def test_the_tail_average_is_the_weighted_mean_of_the_iterates():
+    problem, iterates = kernel_problem(noise=0.1), []
+    for average in (False, True):
+        operator, solver = problem.operator(), ADASAP(12, rank=4, tail_averaging=average)
+        state = solver.init(operator, problem.B, None, None)
+        for _ in range(9):
+            solver.step(operator, state)
+            if not average:
+                iterates.append(state.x.clone())
+    torch.testing.assert_close(state.x, iterates[-1])
+    # Number t has the weight t (t + 1) ... (t + 6).
+    t = torch.arange(1, 10, dtype=torch.float64)
+    weights = torch.stack([t + k for k in range(7)]).prod(0)
+    expected = torch.einsum("t,tns->ns", weights / weights.sum(), torch.stack(iterates))
+    torch.testing.assert_close(state.average, expected)
+    torch.testing.assert_close(state.average_R, problem.B - problem.H @ expected)
+    solver.check(operator, state)
+    torch.testing.assert_close(state.average_R, problem.B - problem.H @ expected)
+
+
+def test_a_solve_that_ends_early_returns_the_better_of_iterate_and_average():
+    problem, chosen = spectrum_problem(1e6, s=6), []
+    for n_steps in range(20, 60, 5):
+        last, best = (
+            solve(
+                problem.operator(),
+                problem.B,
+                ADASAP(10, rank=3, tail_averaging=average),
+                stopping=MaxIterations(n_steps),
+            )
+            for average in (False, True)
+        )
+        assert (best.residuals <= last.residuals * (1 + 1e-9)).all()
+        truth = problem.relative_residuals(best.value)
+        torch.testing.assert_close(best.residuals, truth, rtol=1e-6, atol=1e-12)
+        chosen += (best.residuals < last.residuals).tolist()
+    assert True in chosen and False in chosen
+
+
+@pytest.mark.slow
+def test_sketch_and_project_does_not_diverge_in_badly_conditioned_problems():
+    """Fifty of them, 50 passes; the NLPD is compared with that of the dense solution."""
+    excess = {"adasap": [], "cg": []}
+    for number in range(50):
+        H, y, cross, y_new, std, problem = _badly_conditioned(number)
+        preconditioner = PivotedCholesky(20, randomized=True, random_state=0)
+        solvers = {"adasap": ADASAP(100, rank=10), "cg": CG(preconditioner)}
+        for name, solver in solvers.items():
+            found = solve(problem, y.float(), solver, stopping=MaxEpochs(50)).value.double()
+            if name == "adasap":
+                assert float((y - H @ found).norm() / y.norm()) < 0.5, number
+            errors = [y_new - cross @ x for x in (found, torch.linalg.solve(H, y))]
+            of, exact = (0.5 * float((e / std).square().mean()) for e in errors)
+            excess[name].append(of - exact)
+    pairs = list(zip(excess["adasap"], excess["cg"], strict=True))
+    assert sum(ours <= theirs + 0.05 for ours, theirs in pairs) >= 45
+    means = {name: sum(values) / len(values) for name, values in excess.items()}
+    assert means["cg"] > means["adasap"] + 1
+
+
+def _badly_conditioned(number, n=600, n_new=100):
+    """A process with little noise: H, y, k(new, rows), new targets, deviations, and H in tiles."""
+    generator = torch.Generator().manual_seed(number)
+    d, draw = 1 + number % 8, torch.rand(2, generator=generator)
+    length_scale, noise = 0.3 * 27 ** float(draw[0]), 10 ** float(-6 + 4 * draw[1])
+    nu = (1.5, 2.5, float("inf"))[number % 3]
+    kernel = compile_kernel(Matern(length_scale, nu=nu) + WhiteKernel(noise), d)
+    X = torch.randn(n + n_new, d, generator=generator, dtype=torch.float64)
+    G = kernel.cross(kernel.theta0, X, X)
+    G.diagonal().add_(noise)
+    white = torch.randn(n + n_new, 1, generator=generator, dtype=torch.float64)
+    y = torch.linalg.cholesky(G) @ white
+    H, cross = G[:n, :n], G[n:, :n]
+    left = G.diagonal()[n:] - (cross * torch.linalg.solve(H, cross.T).T).sum(1)
+    problem = GPProblem(kernel, X[:n].float(), y[:n].float())
+    std = left.clamp_min(noise).sqrt()[:, None]
+    return H, y[:n], cross, y[n:], std, problem.operator(kernel.theta0)
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,11 @@ ROWS = [
     SolverRow("sgd", lambda: SGD(batch_size=20), max_condition=1e5, smallest_tol=1e-4),
     SolverRow("sdd", lambda: SDD(batch_size=20), max_condition=1e5, smallest_tol=1e-4),
     SolverRow("adasap", lambda: ADASAP(block_size=15, rank=5), max_condition=1e5),
+    SolverRow(
+        "adasap-average",
+        lambda: ADASAP(block_size=15, rank=5, tail_averaging=True),
+        max_condition=1e5,
+    ),
     SolverRow("adasap-exact", lambda: ADASAP(block_size=20, rank=None), max_condition=1e5),
 ]
 
