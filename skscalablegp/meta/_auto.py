@@ -356,10 +356,23 @@ class AutoGPRegressor(AutoBase, NoisyRegressorBase):
                 return self._best_weighting(rows, np.sort(scored[:size]), seed, share), False, 0.0
 
             found, size, _, _ = grown(learn, len(scored), share, _FIRST_ERRORS)
-        if found is not None:
+        if found is None:
+            # Tails take no time worth mentioning, and matter without a noise model, too.
+            weights, noise = self._weights, self._learned.noise
+            errors = self._standardised(weights, noise, rows, np.sort(scored[:_FIRST_ERRORS]))
+        else:
             weights, noise, errors = found
-            self._pool(weights, Scaled(None, noise, 0.0, self._best_tails(errors, run)), rows)
+        self._pool(weights, Scaled(None, noise, 0.0, self._best_tails(errors, run)), rows)
         return [] if size == len(scored) and end.reason is None else ["the noise model"]
+
+    def _standardised(
+        self, weights: np.ndarray, noise: NoiseModel, rows: Rows, scored: np.ndarray
+    ) -> np.ndarray:
+        """Errors of some held-out rows under a constant noise factor, in standard deviations."""
+        mean, variance = self._mixed(weights, scored)
+        known = 0.0 if rows.known is None else rows.known[rows.held[scored]]
+        total = (variance + known) * np.exp(noise.level)
+        return (rows.y[rows.held[scored]] - mean) / np.sqrt(total)
 
     def _best_weighting(
         self, rows: Rows, scored: np.ndarray, seed: int, share: Budget

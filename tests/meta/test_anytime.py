@@ -267,3 +267,29 @@ def test_classes_when_the_clock_stops(clock):
         found = model.predict_proba(X)
         right = found[np.arange(BIG), np.searchsorted(model.classes_, y)]
         assert -np.log(right).mean() < np.log(2)
+
+
+def test_tails_are_learned_without_time_for_a_noise_model():
+    """Uniform errors: with normal tails an interval of 95 % would hold every row."""
+    rng = np.random.default_rng(0)
+    X = rng.uniform(-1, 1, size=(BIG, 2))
+    y = X[:, 0] + rng.uniform(-1, 1, BIG)
+    time = {"now": 0.0, "step": 0.0, "left": 0.4 * BIG}
+
+    class Last(Toy):
+        """Once it has predicted all held-out rows, each look at the clock takes long."""
+
+        def predict(self, X):
+            time["left"] -= len(X)
+            time["step"] = 20.0 if time["left"] <= 0 else 0.0
+            return super().predict(X)
+
+    def read():
+        time["now"] += time["step"]
+        return time["now"]
+
+    with read_clock(read):
+        model = auto([("last", Last())], 100.0, 0.4).fit(X, y)
+    assert "the noise model" in model.explain_ and model.noise_gain_ == 0
+    low, high = model.predict_interval(X).T
+    assert 0.93 < np.mean((low <= y) & (y <= high)) < 0.975
