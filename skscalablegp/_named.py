@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
+from functools import cache
 from typing import Any, ClassVar
 
 import numpy as np
@@ -28,9 +29,15 @@ def changed_parameters(owner: Any) -> tuple[str, ...]:
     )
 
 
+@cache
+def _arguments(kind: type) -> Mapping[str, inspect.Parameter]:
+    """The arguments of a class's constructor; every report of a fit asks for all of them."""
+    return inspect.signature(kind.__init__).parameters
+
+
 def _is_default(owner: Any, name: str, value: Any) -> bool:
     """Whether a parameter of a constructor has its default."""
-    parameter = inspect.signature(type(owner).__init__).parameters.get(name)
+    parameter = _arguments(type(owner)).get(name)
     if parameter is None or parameter.default is inspect.Parameter.empty:
         return False
     default = parameter.default

@@ -246,7 +246,7 @@ def _candidates(F, squares, given, random_state, check_time):
         signal = ConstantKernel(0.5) * Matern(unit, (0.1 * unit, 100 * unit), nu=1.5)
         process = RFFRegressor(
             signal + WhiteKernel(0.5),
-            optimizer=QuasiNewton(tol=_GAIN),
+            optimizer=QuasiNewton(tol=_GAIN, compare_starts=False),
             normalize_y=True,
             random_state=seed,
         )
