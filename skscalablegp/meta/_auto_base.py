@@ -48,8 +48,8 @@ _PROBE = 100
 # A member begins only if this share of the whole time is left for members.
 _LEAST_SHARE = 0.02
 # Rows to which the trees in the encoding of many levels are fitted, for each second of the budget,
-# and bounds: four fits to so many rows take at most a fifth of the budget of one core.
-_LEVEL_ROWS_A_SECOND, _LEVEL_ROWS = 1000, (300, 20_000)
+# and bounds: the fits take an eighth of ten seconds of one core on hotel, with 60 columns.
+_LEVEL_ROWS_A_SECOND, _LEVEL_ROWS = 400, (300, 20_000)
 # The parameter of models that know categories: numbers of columns.
 _CATEGORIES = "categorical_features"
 # How a fit ends that time, a callback or an interrupt has cut.
