@@ -31,9 +31,9 @@ _COMPARED, _GAIN, _ERRORS = 1000, 0.01, 3.0
 # columns (150 to 1,000 rows) steps had largest ones of 20 to 600, with means of 0.7 to 1.7. Smooth
 # functions and kinks had means of at most 0.3, but for one with kinks, which keeps the bound.
 _LARGEST_ERROR, _MEAN_ERROR = 16.0, 0.5
-# Most rows whose likelihood is maximised below the bound. On more, random rows stand for all, and
-# the predictions of all decide.
-_MOST_ROWS = 3000
+# Most rows whose likelihood is maximised below the bound. On more, so many random rows stand for
+# all, and the predictions of all decide.
+_MOST_ROWS, _SOME_ROWS = 3000, 2000
 # Distance from the bound, as a ratio, at which the noise counts as being there.
 _AT_BOUND = 1.01
 
@@ -81,7 +81,7 @@ def below_the_noise_bound(
     some, n = problem, len(problem.X)
     if n > _MOST_ROWS:
         generator = torch.Generator(problem.X.device).manual_seed(0)
-        some = problem.subset(random_rows(n, _MOST_ROWS, generator))
+        some = problem.subset(random_rows(n, _SOME_ROWS, generator))
     with run.budget.may_end(True) as ending:
         more = fit_hyperparameters(
             some,

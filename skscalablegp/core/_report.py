@@ -183,8 +183,8 @@ def _listed(columns: dict[str, float]) -> str:
 
 # What it means that hyperparameters of the default kernel end at a bound.
 _MEANINGS = {
-    ("k2__noise_level", "lower"): "the targets show no noise above it.",
-    ("k1__k2__length_scale", "upper"): "the model does not depend on this column.",
+    ("noise_level", "lower"): "the targets show no noise above it.",
+    ("length_scale", "upper"): "the model hardly varies along it.",
 }
 
 
@@ -202,7 +202,7 @@ def at_bounds(kernel: Kernel, default: bool = False) -> dict[str, str]:
         if lower or upper:
             side, verb = ("lower", "Decreasing") if lower else ("upper", "Increasing")
             bound = bounds[0 if lower else 1]
-            meaning = _MEANINGS.get((name, side)) if default else None
+            meaning = _MEANINGS.get((name.rpartition("__")[2], side)) if default else None
             sentences[f"{name} {k}"] = (
                 f"{name} {k} is at its {side} bound {bound:.3g}: {meaning}"
                 if meaning

@@ -8,6 +8,7 @@ from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import ConstantKernel, Matern, WhiteKernel
 
 from skscalablegp import IterativeGPRegressor, NNGPRegressor, SGPRRegressor, SVGPRegressor
+from skscalablegp.core import _noise_floor
 
 LOW, LOWER = 1e-4, 1e-7
 
@@ -56,6 +57,22 @@ def test_smooth_functions_without_noise(estimator):
     # It says that there is no noise, and gives no advice about bounds that are not the user's.
     said = report.at_bounds["k2__noise_level 0"]
     assert "1e-07" in said and "no noise" in said and "fit again" not in str(report)
+
+
+def test_some_rows_stand_for_those_of_a_larger_table(monkeypatch):
+    X, y = smooth(400)
+    X_new, y_new = smooth(1000, 1)
+    monkeypatch.setattr(_noise_floor, "_MOST_ROWS", 300)
+    monkeypatch.setattr(_noise_floor, "_SOME_ROWS", 200)
+    model, bounded = IterativeGPRegressor(random_state=0).fit(X, y), IterativeGPRegressor()
+    monkeypatch.setattr(_noise_floor, "_LOWER", 1.0)
+    bounded.set_params(random_state=0).fit(X, y)
+    assert noise_of(model)[0] < LOW / 10
+    assert nll(model, X_new, y_new) < nll(bounded, X_new, y_new) - 1
+    # The rows of the likelihood were few, those of the process all.
+    assert len(model.X_train_) == 400
+    exact = GaussianProcessRegressor(model.kernel_, optimizer=None, normalize_y=True).fit(X, y)
+    assert_allclose(model.predict(X_new), exact.predict(X_new), atol=1e-4)
 
 
 @pytest.mark.filterwarnings("ignore:The optimal value found")
