@@ -6,7 +6,7 @@ import numpy as np
 from sklearn.gaussian_process.kernels import Kernel, WhiteKernel
 
 from ..kernels import LogNormal, Prior, default_kernel
-from .data import column_spread
+from .data import Table, column_spread
 
 # Upper bound of the signal variance under a finite number of random features, in units of the
 # target's variance. Their error grows with the signal variance. Where the likelihood favours larger
@@ -58,8 +58,11 @@ def default_priors(kernel: Kernel, n: int, d: int) -> tuple[dict[str, Prior] | N
 
 def target_unit(y: np.ndarray) -> float:
     """The mean square of targets as the model sees them; 1 if that is zero or not finite."""
-    unit = float(np.mean(np.square(y)))
-    return unit if np.isfinite(unit) and unit > 0 else 1.0
+    return _unit(float(np.mean(np.square(y))))
+
+
+def _unit(mean_square: float) -> float:
+    return mean_square if np.isfinite(mean_square) and mean_square > 0 else 1.0
 
 
 def with_default_noise(kernel: Kernel, unit: float) -> Kernel:
@@ -88,10 +91,17 @@ def data_scaled_kernel(X: np.ndarray, y: np.ndarray, largest_signal: float | Non
     kernel : Kernel
         Its bounds are relative to these starting values.
     """
+    return _scaled_kernel(column_spread(X), target_unit(y), largest_signal)
+
+
+def table_kernel(table: Table, largest_signal: float | None = None) -> Kernel:
+    """`data_scaled_kernel` of a table, whose rows may be at several ranks."""
+    return _scaled_kernel(table.robust_moments()[1], _unit(table.mean_square()), largest_signal)
+
+
+def _scaled_kernel(spread: np.ndarray, unit: float, largest_signal: float | None) -> Kernel:
     # A constant column carries no information, so that any positive length scale is suitable.
-    spread = column_spread(X)
-    unit = target_unit(y)
-    kernel = default_kernel(X.shape[1], spread, unit)
+    kernel = default_kernel(len(spread), spread, unit)
     if largest_signal is not None:
         low = kernel.k1.k1.constant_value_bounds[0]
         kernel.set_params(k1__k1__constant_value_bounds=(low, largest_signal * unit))

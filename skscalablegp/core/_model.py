@@ -45,6 +45,8 @@ class GPModel(CallbackMixin, NamedSettings, ABC):
     # What double precision is needed for, so that devices without it are refused; empty for classes
     # that leave it to the CPU and compute products in single precision on such a device.
     _needs_float64: str = "sums over rows and small factorisations"
+    # Whether fits need rows through sums only, so that each rank may have rows of its own.
+    _sums_rows: bool = False
     # The exact process if it answers in place of the method.
     _exact: ExactProcess | None = None
 

@@ -20,12 +20,13 @@ from .._validation import (
 )
 from ..kernels import ObjectRows, TorchKernel, compile_kernel
 from ..linalg.gradients import GPProblem, exact_marginal_likelihood
-from ._defaults import KNOWN_NOISE, data_scaled_kernel
+from ._defaults import KNOWN_NOISE, table_kernel
 from ._edge import answers
 from ._exact import fit_exactly
 from ._exact_process import ExactProcess
 from ._fitted import LeftOut
 from ._model import check_categories
+from ._own_rows import own_rows, read_own_rows
 from ._prediction import GPPredictionBase, squeeze
 from ._run import FitRun
 from .data import Merged, Table, known_noise, merged, n_columns
@@ -85,7 +86,10 @@ class TableRegressorBase(GPPredictionBase):
             table = table.centred(kernel) if self._centres else table
             plan = self._planned(table, kernel, run)
             run.follow(plan)
-            run.begin(table.X, table.y, n_rows=table.n_rows)
+            if plan.exact_instead:
+                table = table.whole()
+            some = table.sample()
+            run.begin(some.X, some.y, n_rows=table.n_rows)
             self._keep_table(table)
             if plan.exact_instead:
                 fit_exactly(table, kernel, plan.stages, run)
@@ -132,6 +136,9 @@ class TableRegressorBase(GPPredictionBase):
         Also sets the attributes of `validate_data` and `_noise_given`. `copy` says whether X is
         copied; the default is the parameter `copy_X_train`.
         """
+        ranks = own_rows()
+        if ranks is not None:
+            return read_own_rows(self, run, ranks)
         copy = self.copy_X_train if copy is None else copy
         accepted = self._accepted_rows(self.kernel)
         X, y = validated(self, X, y, multi_output=True, y_numeric=True, **accepted)
@@ -279,13 +286,17 @@ class TableRegressorBase(GPPredictionBase):
         if kernel is None:
             kernel = self._default_kernel(table)
         d = n_columns(table.X)
-        noisy = float(np.max(table.noise, initial=0.0)) < KNOWN_NOISE
+        noisy = table.noise_range()[1] < KNOWN_NOISE
         priors = self._priors(kernel, (len(table.X), d), noisy, run)
         compiled = compile_kernel(kernel, d, self._any_kernel, priors)
-        check_categories(compiled, table.X)
+        self._check_categories(table, compiled)
         self._check_kernel(kernel, compiled, table)
         table.check_separable(compiled)
         return compiled
+
+    def _check_categories(self, table: Table, kernel: TorchKernel) -> None:
+        """Raise a ValueError if codes of categories are not whole numbers."""
+        table.each(_check_categories, kernel)
 
     def _check_kernel(self, kernel: Kernel, compiled: TorchKernel, table: Table) -> None:
         """Refuse kernels of noise alone, and variances that the precision cannot hold."""
@@ -294,7 +305,7 @@ class TableRegressorBase(GPPredictionBase):
                 f"kernel={kernel} is noise alone and has no function to learn: add a kernel such "
                 "as RBF() to it, or use IterativeGPRegressor, which accepts it."
             )
-        if self.dtype == "float32" and np.max(kernel.diag(table.X[:1])) > _LARGEST_SINGLE:
+        if self.dtype == "float32" and np.max(kernel.diag(table.sample().X[:1])) > _LARGEST_SINGLE:
             raise ValueError(
                 f"kernel={kernel} has variances above {_LARGEST_SINGLE:g}, which dtype='float32' "
                 "cannot hold: use dtype='float64'."
@@ -302,7 +313,7 @@ class TableRegressorBase(GPPredictionBase):
 
     def _default_kernel(self, table: Table) -> Kernel:
         """The default kernel at the values from which training starts."""
-        return data_scaled_kernel(table.X, table.y)
+        return table_kernel(table)
 
     def _trained_kernel(self) -> TorchKernel:
         """`kernel_` as torch functions."""
@@ -315,14 +326,19 @@ class TableRegressorBase(GPPredictionBase):
         return self._table().problem(self._trained_kernel(), dtype, self._fit_device(), keep)
 
     def _keep_table(self, table: Table) -> None:
-        """Make the table part of the fitted model."""
-        self.X_train_, self.y_train_ = table.X, table.y
+        """Make the table part of the fitted model; rows of several ranks are in none."""
+        self.X_train_, self.y_train_ = (table.X, table.y) if table.here else (None, None)
         self._y_train_mean, self._y_train_std = table.y_mean, table.y_std
-        self._noise_train, self._origin = table.noise, table.origin
+        self._noise_train, self._origin = table.noise if table.here else None, table.origin
         self._counts_train, self._within_train = table.counts, table.within
 
     def _table(self) -> Table:
         """The table that the fitted model keeps."""
+        if self.X_train_ is None:
+            raise ValueError(
+                f"This {type(self).__name__} was fitted to rows of several ranks, which it does "
+                "not keep: read the attributes of the fit, or fit in one process."
+            )
         return Table(
             self.X_train_,
             self.y_train_,
@@ -380,6 +396,10 @@ class TableRegressorBase(GPPredictionBase):
         self, theta: torch.Tensor, eval_gradient: bool
     ) -> tuple[float, torch.Tensor | None]:
         """Value and gradient of the objective of training."""
+
+
+def _check_categories(table: Table, kernel: TorchKernel) -> None:
+    check_categories(kernel, table.X)
 
 
 class GPRegressorBase(TableRegressorBase):

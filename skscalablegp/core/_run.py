@@ -51,6 +51,7 @@ from ._checkpoint import Checkpoint, digest_of, parts_of
 from ._edge import more_noise, ours, translated, with_name
 from ._learned import nothing_learned, rows_without_correlation
 from ._log import FitLog
+from ._own_rows import check_own_rows
 from ._plan import Choice, Machine, Plan, is_auto
 from ._report import STATUSES, FitReport, at_bounds
 from ._warn import warn_once
@@ -169,6 +170,7 @@ class FitRun(Run):
 
     def __init__(self, estimator: Any):
         self.estimator = estimator
+        check_own_rows(estimator)
         with translated(estimator):
             self.device = resolve_device(estimator.device)
             callbacks = _checked_callbacks(estimator.callbacks)

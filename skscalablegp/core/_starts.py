@@ -31,7 +31,7 @@ from ..linalg.gradients import (
 from ._leave_one_out import left_out
 from ._run import Run
 from ._signal import FEWEST_ROWS, Signal, simple_signals
-from .data import column_spread
+from .data import problem_spread, problem_square, problem_varies
 from .training import Monitor, QuasiNewton, StopTraining, train
 
 # Number of rows whose likelihood compares all starts, and of rows on which the best are trained.
@@ -212,8 +212,7 @@ def _comparable(problem: GPProblem) -> bool:
     kernel = problem.kernel
     if not (problem.has_rows and kernel.vectors and len(problem.X) > 1 and kernel.n_params):
         return False
-    varies = bool((problem.Y != problem.Y[:1]).any())
-    return varies and not kernel.numpy_code and len(_Layout.of(kernel).own) > 0
+    return problem_varies(problem) and not kernel.numpy_code and len(_Layout.of(kernel).own) > 0
 
 
 class _Search:
@@ -259,10 +258,8 @@ class _Search:
         n, d = self._problem.X.shape
         asks = n >= FEWEST_ROWS and d >= _FEWEST_COLUMNS and self._layout.lengths is not None
         if asks and self._run.budget.allows(_TIME_FOR_MODELS):
-            some = self._order[: min(n, _ASKED)]
-            X, Y = (
-                part[some].double().cpu().numpy() for part in (self._problem.X, self._problem.Y)
-            )
+            some = self._problem.subset(self._order[: min(n, _ASKED)])
+            X, Y = (rows.double().cpu().numpy() for rows in (some.X, some.Y))
             self._signals = self._ask(X, Y)
             self._rank(part, [*self._relevant()])
 
@@ -309,7 +306,7 @@ class _Search:
 
     @cached_property
     def _spread(self) -> np.ndarray:
-        return column_spread(self._problem.X[:, self._layout.columns].double().cpu().numpy())
+        return problem_spread(self._problem, self._layout.columns)
 
     def _lengths(self, scale: np.ndarray) -> np.ndarray:
         """Logarithms for one length scale a column, or for a single one for all."""
@@ -318,7 +315,7 @@ class _Search:
 
     def _noises(self, origin: str, theta: np.ndarray) -> Iterator[Start]:
         """The same length scales with several noise variances, within the bounds."""
-        unit = float(self._problem.Y.double().square().mean())
+        unit = problem_square(self._problem)
         for level in _NOISE if len(self._layout.noise) and unit > 0 else (None,):
             at = theta.copy()
             if level is not None:

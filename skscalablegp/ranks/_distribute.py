@@ -34,8 +34,13 @@ def distribute(timeout: float = 30.0, rows: str = "replicated") -> Iterator[Rank
     timeout : float, default=30.0
         Seconds without a sign of life after which a rank counts as dead. A rank whose process has
         ended is noticed within a few seconds.
-    rows : {"replicated"}, default="replicated"
-        Which rows a rank has. Each has all rows of the table; hashes of them are compared.
+    rows : {"replicated", "own"}, default="replicated"
+        Which rows each rank passes to a fit. "replicated": all rows of the table, hashes of which
+        are compared. "own": other rows at each rank; the table is that of all ranks, in their
+        order. Only estimators that need rows through sums accept this: `RFFRegressor`,
+        `SGPRRegressor` and `KISSGPRegressor`. The fitted model then has no training rows, and a
+        prediction inside the
+        context is that of one rank.
 
     Yields
     ------
@@ -50,7 +55,9 @@ def distribute(timeout: float = 30.0, rows: str = "replicated") -> Iterator[Rank
         versions or calls: the message names the difference and the rank. Also if a rank has ended:
         the others name it, and the context is of no more use.
     ValueError
-        For a timeout that is not positive, or other rows.
+        For a timeout that is not positive, or another value of `rows`. Inside the context also for
+        estimators that need all rows in one process, and if one rank refuses its rows: the message
+        names it.
 
     Notes
     -----
@@ -61,6 +68,12 @@ def distribute(timeout: float = 30.0, rows: str = "replicated") -> Iterator[Rank
     inside meta-estimators. All other work, factorisations among it, is that of rank 0, and so are
     callbacks, time budgets, warnings and Ctrl-C. A call costs a few milliseconds for the
     comparison, and a hash of the data.
+
+    With ``rows="own"``, each pass over the rows sends a few m x m matrices, for m features or
+    inducing points, between rank 0 and each other rank; for a grid, its sums travel once. Rows
+    travel only where a method asks for
+    some thousand of them, such as those that choose the starting hyperparameters. Equal rows are
+    not merged.
 
     Examples
     --------
@@ -78,8 +91,11 @@ def distribute(timeout: float = 30.0, rows: str = "replicated") -> Iterator[Rank
     >>> dist.destroy_process_group()
     """
     check_number("timeout", timeout, positive=True, example=30.0)
-    if rows != "replicated":
-        raise ValueError(f'rows must be "replicated", all rows at each rank; got {rows!r}.')
+    if rows not in ("replicated", "own"):
+        raise ValueError(
+            f'rows must be "replicated", all rows at each rank, or "own", other rows at each; got '
+            f"{rows!r}."
+        )
     started = _initialise()
     try:
         shared: Any = _get_default_store()
@@ -92,7 +108,7 @@ def distribute(timeout: float = 30.0, rows: str = "replicated") -> Iterator[Rank
         why, ranks, group = "it has failed to begin", None, None
         try:
             group = Group(life, float(timeout))
-            ranks = Ranks(group)
+            ranks = Ranks(group, rows)
             with called(ranks.call):
                 yield ranks
             why = ""

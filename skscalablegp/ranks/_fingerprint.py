@@ -31,9 +31,19 @@ def versions() -> dict[str, str]:
     return {name: version(name) for name in _PACKAGES} | {"Python": platform.python_version()}
 
 
-def fingerprint(method: Callable, estimator: Any, args: tuple, kwargs: dict[str, Any]) -> str:
-    """What a call is about, as JSON: a hash and a short text for each part of it."""
+def fingerprint(
+    method: Callable, estimator: Any, args: tuple, kwargs: dict[str, Any], own: bool = False
+) -> str:
+    """What a call is about, as JSON: a hash and a short text for each part of it.
+
+    With `own`, each rank has other rows, of which only the names of columns and the number of
+    dimensions are compared.
+    """
     found = call_parts(method, estimator, args, kwargs, _OWN)
+    if own:
+        for name, value in _arguments(method, estimator, args, kwargs):
+            if np.ndim(value):
+                found[name] = _described(f"{np.ndim(value)}-dimensional")
     found |= {f"version of {name}": _described(value) for name, value in versions().items()}
     return json.dumps(found | fitted_parts(estimator))
 

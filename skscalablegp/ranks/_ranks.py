@@ -9,13 +9,14 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
+from copy import copy
 from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from .._calls import called
+from .._calls import Call, called
 from ._fingerprint import check_same, fingerprint
 from ._group import Group
 from ._interrupts import interrupts_wait
@@ -23,6 +24,8 @@ from ._life import RankError
 
 # A task's description travels in one message of this size, and a second one if it is larger.
 _HEADER = 2048
+# The methods whose arguments are rows of a table.
+_FITS = ("fit", "partial_fit")
 _MISSING = object()
 
 T = TypeVar("T")
@@ -46,6 +49,8 @@ class Ranks:
     ----------
     rank, size : int
         The number of this process, from 0, and the number of processes.
+    rows : {"replicated", "own"}
+        Whether each rank passes all rows to a fit, or other ones.
     tasks : int
         How many tasks rank 0 has given to all ranks.
     bytes_sent : int
@@ -53,8 +58,10 @@ class Ranks:
         sum counts once at each other rank.
     """
 
-    def __init__(self, group: Group):
-        self._group = group
+    def __init__(self, group: Group, rows: str = "replicated"):
+        self._group, self.rows = group, rows
+        # With rows of their own, the arguments that this rank has passed to the fit under way.
+        self.arguments: Call | None = None
         # The others keep what rank 0 has; there it ends with its last use.
         self._objects: Any = {} if group.rank else weakref.WeakValueDictionary()
         self._sent: dict[int, tuple[Any, int]] = {}
@@ -81,8 +88,13 @@ class Ranks:
         """Run a method of an estimator at rank 0 with the help of the others."""
         if self.broken:
             raise RankError("a rank was lost before this call: start all ranks again")
+        own = self.rows == "own"
         with self._failing_together(), called(None):
-            found = self._group.life.gather("call", fingerprint(method, estimator, args, kwargs))
+            if own and method.__name__ not in _FITS:
+                # Predictions of a rank's own rows concern no other rank.
+                return method(estimator, *args, **kwargs)
+            said = fingerprint(method, estimator, args, kwargs, own)
+            found = self._group.life.gather("call", said)
             try:
                 check_same(found)
             except RankError:
@@ -91,7 +103,15 @@ class Ranks:
                     self._group.life.gather("difference", "")
                 raise
             answer = self._lead if self.rank == 0 else self._follow
-            return answer(method, estimator, args, kwargs)
+            if not own:
+                return answer(method, estimator, args, kwargs)
+            # A fit that fails leaves the estimators of all ranks as they were.
+            reads = copy(estimator) if self.rank else estimator
+            self.arguments = Call(method, reads, args, kwargs)
+            try:
+                return answer(method, estimator, args, kwargs)
+            finally:
+                self.arguments = None
 
     def lead(self, work: Callable[[], T]) -> T | None:
         """Run a function at rank 0, for whose fits and predictions the others compute.
@@ -198,10 +218,18 @@ class Ranks:
         """The object that this rank keeps under a number."""
         return self._objects[number]
 
+    def new_number(self) -> int:
+        """A number for an object that is to be kept."""
+        return next(self._numbers)
+
+    def own(self, owner: Any, number: int) -> None:
+        """The other ranks drop the object with this number when `owner` ends at rank 0."""
+        weakref.finalize(owner, self._drop, number, id(owner)).atexit = False
+
     def number_for(self, owner: Any) -> int:
         """A new number; the other ranks drop its object when `owner` ends at rank 0."""
-        number = next(self._numbers)
-        weakref.finalize(owner, self._drop, number, id(owner)).atexit = False
+        number = self.new_number()
+        self.own(owner, number)
         return number
 
     def spread(self, tensor: Tensor) -> int:

@@ -15,7 +15,7 @@ import torch
 from oracles import normal
 from ranks.launched import environment, free_port, launch
 from shown_code import code_blocks
-from sklearn.base import BaseEstimator
+from sklearn.base import BaseEstimator, clone
 from sklearn.gaussian_process.kernels import ConstantKernel, Matern, WhiteKernel
 
 from skscalablegp import IterativeGPRegressor, RFFRegressor, RRCGRegressor, distribute, load
@@ -279,6 +279,50 @@ def test_rank_that_dies_in_a_product_is_named_by_all_others():
     assert all("rank 2 has ended" in text for _, text in answers[:2]), answers
 
 
+def end(ranks):
+    if ranks.rank == 1:
+        os._exit(9)
+    ranks.exchange("nothing", "")
+
+
+def fit_of_the_dead(folder):
+    """Rank 1 ends between two steps of training on all rows."""
+
+    def kill(step):
+        if step.stage == "full" and step.iteration == 2:
+            leading().together(end)
+
+    X, y = table()
+    model = clone(ESTIMATORS["iterative"]).set_params(**DYING, checkpoint=folder, callbacks=kill)
+    try:
+        with distribute(timeout=20):
+            model.fit(X, y)
+    except RankError as error:
+        return str(error), hasattr(model, "kernel_")
+
+
+DYING = {"random_state": 0, "n_probes": 8, "max_iter": 4, "subset_size": None}
+
+
+@pytest.mark.slow
+def test_fit_whose_rank_dies_goes_on_from_its_checkpoint_in_one_process(tmp_path):
+    answers = launch(3, fit_of_the_dead, tmp_path)
+    assert codes(answers) == [0, 9, 0], answers
+    for _, (text, fitted) in answers[::2]:
+        assert "rank 1" in text and not fitted
+    assert len(list(tmp_path.iterdir())) == 1
+    X, y = table()
+    steps, models = [], []
+    for settings in ({"checkpoint": tmp_path}, {}):
+        model = clone(ESTIMATORS["iterative"]).set_params(**DYING, **settings)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            models.append(model.fit(X, y))
+        steps.append(model.n_iter_)
+    assert "resumed" in models[0].fit_report_ and steps[0] == steps[1]
+    np.testing.assert_allclose(models[0].kernel_.theta, models[1].kernel_.theta, atol=1e-6)
+
+
 @pytest.mark.slow
 def test_all_others_notice_the_end_of_rank_0():
     answers = launch(3, ask_in_seconds, task_without_rank_0, 20, seconds=60)
@@ -350,14 +394,18 @@ def test_other_programs_of_the_documentation_run(tmp_path, name, said):
 
 @pytest.mark.slow
 @pytest.mark.skipif(not PAGE.exists(), reason="not a checkout of the repository")
-def test_program_of_the_documentation_runs_under_torchrun(tmp_path):
-    (tmp_path / "fit.py").write_text(program("fit.py"))
+@pytest.mark.parametrize(
+    "name, said, times",
+    [("fit.py", "2 ranks: ", 1), ("own_rows.py", ": 10000 rows, R2 1.00", 2)],
+)
+def test_programs_of_the_documentation_run_under_torchrun(tmp_path, name, said, times):
+    (tmp_path / name).write_text(program(name))
     variables = {k: v for k, v in environment(0, 1, 0).items() if k == "GLOO_SOCKET_IFNAME"}
     variables |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     launcher = ["-m", "torch.distributed.run", "--nproc-per-node", "2"]
     launcher += ["--master-addr", "127.0.0.1", "--master-port", str(free_port())]
     done = subprocess.run(
-        [sys.executable, *launcher, "fit.py"],
+        [sys.executable, *launcher, name],
         cwd=tmp_path,
         env=os.environ | variables,
         capture_output=True,
@@ -365,8 +413,9 @@ def test_program_of_the_documentation_runs_under_torchrun(tmp_path):
         timeout=600,
     )
     assert not done.returncode, done.stdout + done.stderr
-    assert done.stdout.count("2 ranks: ") == 1
-    assert load(tmp_path / "model.safetensors").predict(np.zeros((2, 3))).shape == (2,)
+    assert done.stdout.count(said) == times, done.stdout
+    if name == "fit.py":
+        assert load(tmp_path / "model.safetensors").predict(np.zeros((2, 3))).shape == (2,)
 
 
 # ---------------------------------------------------------------- one process
@@ -377,6 +426,6 @@ def test_group_alone_shares_nothing_and_context_needs_one():
         pass
     with pytest.raises(ValueError, match="timeout"), distribute(timeout=-1):
         pass
-    with pytest.raises(ValueError, match="rows must be"), distribute(rows="own"):
+    with pytest.raises(ValueError, match="rows must be"), distribute(rows="some"):
         pass
     assert leading() is None

@@ -3,16 +3,27 @@
 from ._merging import Merged, merged, row_hashes
 from ._rows import (
     BLOCK_ROWS,
+    Moments,
     RowSource,
     Scaling,
     column_moments,
     column_ranges,
     column_spread,
     far_rows,
+    limit_rows,
     limited,
     repeated_moments,
     standardised_limits,
+    target_scales,
     weighted_moments,
 )
+from ._shared_table import SharedTable
 from ._subsets import centroid_subsets, random_rows
-from ._table import Table, known_noise, n_columns
+from ._table import (
+    Table,
+    known_noise,
+    n_columns,
+    problem_spread,
+    problem_square,
+    problem_varies,
+)

@@ -14,9 +14,9 @@ from torch import Generator, Tensor
 BLOCK_ROWS = 16_384
 # Number of rows from which robust limits of the columns are taken, the share of them beyond each
 # end of the usual range, and the width of the limits in units of that range.
-_LIMIT_ROWS, _TAIL, _WIDTH = 20_000, 0.01, 3.0
+_LIMIT_ROWS, _TAIL, WIDTH = 20_000, 0.01, 3.0
 # The same width for entries that are moved, which changes more than a scale does.
-_MOVED = 10.0
+MOVED = 10.0
 # With fewer rows no entry counts as far.
 _FEWEST_LIMITED = 20
 # Tables up to this size are held as tensors; larger ones are read batch by batch.
@@ -47,7 +47,7 @@ class Scaling:
         return torch.as_tensor(_scaled(X, self.x_mean, self.x_scale)).to(device, dtype)
 
 
-def column_limits(X: np.ndarray, width: float = _WIDTH) -> tuple[np.ndarray, np.ndarray]:
+def column_limits(X: np.ndarray, width: float = WIDTH) -> tuple[np.ndarray, np.ndarray]:
     """Limits beyond which an entry of a column counts as far, infinite where there are none.
 
     They are `width` times as far from the median as the first and the last hundredth of the
@@ -55,7 +55,7 @@ def column_limits(X: np.ndarray, width: float = _WIDTH) -> tuple[np.ndarray, np.
     thus does not decide the scale of its column, and the entries of most columns all lie within the
     limits. A column without a range between its hundredths, such as a rare indicator, has none.
     """
-    some = np.asarray(X[:: max(1, len(X) // _LIMIT_ROWS)], dtype=np.float64)
+    some = np.asarray(X[limit_rows(len(X))], dtype=np.float64)
     if len(some) < _FEWEST_LIMITED:
         return np.full(X.shape[1], -np.inf), np.full(X.shape[1], np.inf)
     ordered, tail = np.sort(some, axis=0), max(1, round(_TAIL * len(some)))
@@ -64,6 +64,11 @@ def column_limits(X: np.ndarray, width: float = _WIDTH) -> tuple[np.ndarray, np.
     below = np.where(wide, middle - width * np.maximum(middle - low, 0.1 * (high - low)), -np.inf)
     above = np.where(wide, middle + width * np.maximum(high - middle, 0.1 * (high - low)), np.inf)
     return below, above
+
+
+def limit_rows(n: int) -> slice:
+    """The rows of a table of n rows that decide `column_limits`; they decide their own limits."""
+    return slice(0, n, max(1, n // _LIMIT_ROWS))
 
 
 def standardised_limits(
@@ -76,7 +81,14 @@ def standardised_limits(
 
 def column_ranges(X: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """The lowest and the highest entry of each column that is not very far (`column_limits`)."""
-    limits, ends = column_limits(X, _MOVED), []
+    return ranges_within(X, column_limits(X, MOVED))
+
+
+def ranges_within(
+    X: np.ndarray, limits: tuple[np.ndarray, np.ndarray]
+) -> tuple[np.ndarray, np.ndarray]:
+    """The lowest and the highest entry of each column that is within the limits."""
+    ends = []
     for start in range(0, len(X), BLOCK_ROWS):
         part = np.asarray(X[start : start + BLOCK_ROWS], dtype=np.float64)
         near = (part >= limits[0]) & (part <= limits[1])
@@ -97,7 +109,12 @@ def limited(X: np.ndarray) -> np.ndarray:
 
 def far_rows(X: np.ndarray) -> np.ndarray:
     """Numbers of the rows with an entry beyond the limits of its column (`column_limits`)."""
-    low, high = column_limits(X)
+    return rows_beyond(X, column_limits(X))
+
+
+def rows_beyond(X: np.ndarray, limits: tuple[np.ndarray, np.ndarray]) -> np.ndarray:
+    """Numbers of the rows with an entry beyond limits of its column."""
+    low, high = limits
     blocks = range(0, len(X), BLOCK_ROWS)
     parts = (np.asarray(X[start : start + BLOCK_ROWS]) for start in blocks)
     return np.flatnonzero(
@@ -117,21 +134,49 @@ def column_moments(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Mean and standard deviation of the columns in one pass, 1 where a column is constant.
 
-    Blocks are merged by Chan, Golub and LeVeque's update, so that large means do not cancel. With
-    `robust` far entries count as the limit (`column_limits`) beyond which they are.
+    With `robust` far entries count as the limit (`column_limits`) beyond which they are.
     """
-    limits = column_limits(X) if robust else None
-    n, mean, squares = 0, np.zeros(X.shape[1]), np.zeros(X.shape[1])
-    for start in range(0, len(X), block):
-        # The last digits of sums depend on the memory layout, which would change training.
-        part = np.ascontiguousarray(X[start : start + block], dtype=np.float64)
-        part = part if limits is None else np.clip(part, *limits)
-        m, part_mean = len(part), part.mean(0)
-        delta = part_mean - mean
-        squares += np.square(part - part_mean).sum(0) + np.square(delta) * (n * m / (n + m))
-        mean += delta * (m / (n + m))
-        n += m
-    return mean, _scale(np.sqrt(squares / n), mean)
+    return Moments.of(X, column_limits(X) if robust else None, block).scales()
+
+
+@dataclass(frozen=True)
+class Moments:
+    """The number of rows, the means of their columns and the sums of squares around these.
+
+    Moments of parts of a table are added by Chan, Golub and LeVeque's update, so that large means
+    do not cancel.
+    """
+
+    n: int
+    mean: np.ndarray
+    squares: np.ndarray
+
+    @classmethod
+    def of(
+        cls,
+        X: np.ndarray,
+        limits: tuple[np.ndarray, np.ndarray] | None = None,
+        block: int = BLOCK_ROWS,
+    ) -> Moments:
+        """Those of some rows, read a block at a time; entries beyond `limits` count as these."""
+        found = cls(0, np.zeros(X.shape[1]), np.zeros(X.shape[1]))
+        for start in range(0, len(X), block):
+            # The last digits of sums depend on the memory layout, which would change training.
+            part = np.ascontiguousarray(X[start : start + block], dtype=np.float64)
+            part = part if limits is None else np.clip(part, *limits)
+            mean = part.mean(0)
+            found += cls(len(part), mean, np.square(part - mean).sum(0))
+        return found
+
+    def __add__(self, other: Moments) -> Moments:
+        n, m = self.n, other.n
+        delta = other.mean - self.mean
+        squares = self.squares + (other.squares + np.square(delta) * (n * m / (n + m)))
+        return Moments(n + m, self.mean + delta * (m / (n + m)), squares)
+
+    def scales(self) -> tuple[np.ndarray, np.ndarray]:
+        """Means and standard deviations of the columns, 1 where a column is constant."""
+        return self.mean, _scale(np.sqrt(self.squares / self.n), self.mean)
 
 
 def target_moments(
@@ -142,9 +187,17 @@ def target_moments(
     With `shared` all targets have the same scale, as noise known in the units of y requires. With
     `robust` far targets do not decide it, as likelihoods with heavy tails require.
     """
-    if not normalize:
-        return np.zeros(Y.shape[1]), np.ones(Y.shape[1])
-    mean, std = column_moments(Y, robust=robust)
+    moments = Moments.of(Y, column_limits(Y) if robust else None) if normalize else None
+    return target_scales(moments, Y.shape[1], shared)
+
+
+def target_scales(
+    moments: Moments | None, t: int, shared: bool = False
+) -> tuple[np.ndarray, np.ndarray]:
+    """Means and scales of t targets from their moments; 0 and 1 without moments."""
+    if moments is None:
+        return np.zeros(t), np.ones(t)
+    mean, std = moments.scales()
     return mean, np.full_like(std, np.sqrt(np.mean(np.square(std)))) if shared else std
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from functools import reduce
+from operator import add
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -13,7 +15,17 @@ from ..._devices import precise_device
 from ..._validation import check_duplicates, check_noise_variance
 from ...kernels import ObjectRows, TorchKernel
 from ...linalg.gradients import GPProblem, Repeats
-from ._rows import column_moments, repeated_moments, target_moments
+from ._rows import (
+    MOVED,
+    WIDTH,
+    Moments,
+    column_limits,
+    limit_rows,
+    ranges_within,
+    repeated_moments,
+    rows_beyond,
+    target_moments,
+)
 
 
 @dataclass(frozen=True)
@@ -35,6 +47,9 @@ class Table:
         What rows stand for that have been merged, as in `Repeats`; y are then the means of their
         targets. None if every row stands for itself.
     """
+
+    # Whether the rows are in this process; otherwise `X`, `y` and `noise` have shapes only.
+    here: ClassVar[bool] = True
 
     X: np.ndarray
     y: np.ndarray
@@ -70,9 +85,73 @@ class Table:
         else:
             moments = repeated_moments(Y, counts, within, normalize_y, shared)
             within = (within / np.square(moments[1])).sum(1)
-        mean, std = (moment.reshape(y.shape[1:]) for moment in moments)
+        table = cls.scaled(X, y, *moments, alpha, noise_variance)
+        return replace(table, counts=counts, within=within)
+
+    @classmethod
+    def scaled(
+        cls,
+        X: np.ndarray,
+        y: np.ndarray,
+        y_mean: np.ndarray,
+        y_std: np.ndarray,
+        alpha: Callable[[np.ndarray], np.ndarray],
+        noise_variance: Any,
+    ) -> Table:
+        """The table with given means and scales (t,) of the targets; otherwise as `read`."""
+        mean, std = (moment.reshape(y.shape[1:]) for moment in (y_mean, y_std))
         noise = alpha(std) + known_noise(noise_variance, len(X), std)
-        return cls(X, (y - mean) / std, mean, std, noise, counts=counts, within=within)
+        return cls(X, (y - mean) / std, mean, std, noise)
+
+    # ------------------------------------------------------------------ sums over rows
+
+    def each(self, work: Callable[..., Any], *args: Any) -> list[Any]:
+        """The answers ``work(part, *args)`` for each part of the table, a table of some rows.
+
+        A table in one process has one part. If ranks have rows of their own, each of them answers
+        for its part, so that `work` is a function of a module.
+        """
+        return [work(self, *args)]
+
+    def whole(self) -> Table:
+        """The table with all rows in this process, for methods that need few rows."""
+        return self
+
+    def sample(self) -> Table:
+        """The rows that stand for all in checks and limits: all, or evenly spaced ones of ranks."""
+        return self
+
+    def limits(self, width: float = WIDTH) -> tuple[np.ndarray, np.ndarray]:
+        """Limits beyond which an entry of a column counts as far (`column_limits`)."""
+        return column_limits(self.sample().X, width)
+
+    def robust_moments(self) -> tuple[np.ndarray, np.ndarray]:
+        """Means and standard deviations of the columns, in which far entries count as limits."""
+        return reduce(add, self.each(_moments, self.limits())).scales()
+
+    def mean_square(self) -> float:
+        """The mean of the squared targets as the model sees them."""
+        return reduce(add, self.each(_squares)) / self.y.size
+
+    def ranges(self) -> tuple[np.ndarray, np.ndarray]:
+        """The lowest and the highest entry of each column that is not very far."""
+        low, high = zip(*self.each(_ranges, self.limits(MOVED)), strict=True)
+        return np.min(low, axis=0), np.max(high, axis=0)
+
+    def limited(self, low: np.ndarray, high: np.ndarray) -> Table:
+        """The table with entries moved into these ranges of the columns."""
+        return replace(self, X=np.clip(self.X, low, high))
+
+    def far_rows(self) -> np.ndarray:
+        """Numbers of the rows with an entry beyond the limits of its column."""
+        return np.concatenate(self.each(rows_beyond_limits, self.limits()))
+
+    def noise_range(self) -> tuple[float, float]:
+        """The smallest and the largest known noise variance of a row."""
+        low, high = zip(*self.each(_noises), strict=True)
+        return min(low), max(high)
+
+    # ------------------------------------------------------------------ rows
 
     @property
     def targets(self) -> np.ndarray:
@@ -108,7 +187,7 @@ class Table:
         """
         if not kernel.vectors:
             return self
-        return replace(self, origin=kernel.origin(column_moments(self.X, robust=True)[0]))
+        return replace(self, origin=kernel.origin(self.robust_moments()[0]))
 
     def problem(
         self, kernel: TorchKernel, dtype: torch.dtype, device: torch.device, keep: bool
@@ -144,6 +223,64 @@ class Table:
             rows = torch.tensor(np.ascontiguousarray(self.X))
             white = kernel.noise(kernel.theta0, rows).numpy()
         check_duplicates(self.X, white + self.noise, self.counts)
+
+
+def _moments(table: Table, limits: tuple[np.ndarray, np.ndarray]) -> Moments:
+    return Moments.of(table.X, limits)
+
+
+def _squares(table: Table) -> float:
+    return float(np.square(table.y).sum())
+
+
+def _ranges(table: Table, limits: tuple[np.ndarray, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+    return ranges_within(table.X, limits)
+
+
+def rows_beyond_limits(table: Table, limits: tuple[np.ndarray, np.ndarray]) -> np.ndarray:
+    """Numbers of the rows of one part with an entry beyond limits of its column."""
+    return rows_beyond(table.X, limits)
+
+
+def _noises(table: Table) -> tuple[float, float]:
+    return float(table.noise.min()), float(table.noise.max())
+
+
+def problem_spread(problem: GPProblem, columns: np.ndarray) -> np.ndarray:
+    """The robust standard deviation of some columns of a problem, 1 where one is constant."""
+    n = len(problem.X)
+    few = problem.subset(torch.arange(n)[limit_rows(n)].to(problem.X.device))
+    limits = column_limits(_columns(few, columns))
+    return reduce(add, problem.each(_problem_moments, columns, limits)).scales()[1]
+
+
+def problem_square(problem: GPProblem) -> float:
+    """The mean of the squared targets of a problem."""
+    return reduce(add, problem.each(_problem_squares)) / problem.Y.numel()
+
+
+def problem_varies(problem: GPProblem) -> bool:
+    """Whether not all targets of a problem are equal."""
+    low, high = zip(*problem.each(_problem_ends), strict=True)
+    return bool((torch.stack(low).amin(0) < torch.stack(high).amax(0)).any())
+
+
+def _columns(problem: GPProblem, columns: np.ndarray) -> np.ndarray:
+    return problem.X[:, columns].double().cpu().numpy()
+
+
+def _problem_moments(
+    problem: GPProblem, columns: np.ndarray, limits: tuple[np.ndarray, np.ndarray]
+) -> Moments:
+    return Moments.of(_columns(problem, columns), limits)
+
+
+def _problem_squares(problem: GPProblem) -> float:
+    return float(problem.Y.double().square().sum())
+
+
+def _problem_ends(problem: GPProblem) -> tuple[torch.Tensor, torch.Tensor]:
+    return problem.Y.amin(0).cpu(), problem.Y.amax(0).cpu()
 
 
 def n_columns(X: np.ndarray) -> int:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -72,6 +73,24 @@ class GPProblem:
             counts=None if self.repeats is None else self.repeats.counts,
             products_on=self.products_on,
         )
+
+    def total(
+        self, work: Callable[..., tuple[Tensor, ...]], *args: Any, tensors: Sequence[Tensor] = ()
+    ) -> tuple[Tensor, ...]:
+        """The sums over all parts of the rows of ``work(part, *args, *tensors)``.
+
+        A problem in one process is its own only part. If ranks have rows of their own, each adds
+        up those for its part, which is a problem, too; `work` is then a function of a module.
+        """
+        return work(self, *args, *tensors)
+
+    def each(self, work: Callable[..., Any], *args: Any) -> list[Any]:
+        """The answers ``work(part, *args)`` for each part of the rows, in their order."""
+        return [work(self, *args)]
+
+    def whole(self) -> GPProblem:
+        """The same regression with all rows in this process, for methods that need few rows."""
+        return self
 
     def row_noise(
         self, theta: Float[Tensor, " p"], rows: Tensor | slice = slice(None)

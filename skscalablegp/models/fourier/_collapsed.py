@@ -81,11 +81,11 @@ def collapsed_marginal_likelihood(
     Rahimi and Recht (2007); Rasmussen and Williams (2006), equations A.9 and A.10.
     """
     theta = theta.detach().double().cpu()
-    rows = _Rows(problem, features, batch_rows)
-    evaluate = _by_rows if features.n_features >= len(problem.X) else _by_columns
+    few = features.n_features >= len(problem.X)
+    problem, evaluate = (problem.whole(), _by_rows) if few else (problem, _by_columns)
     # All large operations are shared among the workers; torch's own threads would get in their way.
     with one_thread():
-        found = evaluate(rows, theta, eval_gradient)
+        found = evaluate(problem, features, theta, batch_rows, eval_gradient)
     if problem.repeats is None:
         return found
     more, slopes = problem.repeated(theta, eval_gradient)
@@ -106,19 +106,20 @@ def feature_weights(
     The factor is then computed by a QR decomposition of [D^-1/2 phi; I], whose condition number is
     the square root of that of the matrix.
     """
-    rows, m = _Rows(problem, features, batch_rows), features.n_features
-    theta = theta.detach().double().cpu()
-    evaluation = collapsed_marginal_likelihood(problem, theta, features, False, batch_rows)
+    m, theta = features.n_features, theta.detach().double().cpu()
     if m >= len(problem.X):
+        problem = problem.whole()
+        evaluation = collapsed_marginal_likelihood(problem, theta, features, False, batch_rows)
         with torch.no_grad():
-            ((phi, Y, noise),) = rows.batches(theta, len(problem.X))
+            ((phi, Y, noise),) = _Rows(problem, features, batch_rows).batches(theta, len(problem.X))
         noise, jitter = _resolvable_noise(phi, noise)
-        return _orthogonal_weights([(phi, Y, noise)], m, jitter), evaluation
+        return _orthogonal_weights([_triangle([(phi, Y, noise)])], m, jitter), evaluation
+    evaluation = collapsed_marginal_likelihood(problem, theta, features, False, batch_rows)
     if evaluation.jitter == 0:
         return evaluation.weights, evaluation
-    with torch.no_grad():
-        batches = rows.batches(theta, max(batch_rows, m))
-        return _orthogonal_weights(batches, m), evaluation
+    return _orthogonal_weights(problem.each(_part_triangle, features, batch_rows, theta), m), (
+        evaluation
+    )
 
 
 def _resolvable_noise(
@@ -133,14 +134,31 @@ def _resolvable_noise(
     return noise + jitter, jitter
 
 
-def _orthogonal_weights(
-    batches: Iterable[tuple[Tensor, Tensor, Tensor]], m: int, jitter: float = 0.0
-) -> FeatureWeights:
-    """min_w |D^-1/2 (phi w - Y)|^2 + |w|^2 by QR in batches; the rows of the prior come last."""
+def _triangle(batches: Iterable[tuple[Tensor, Tensor, Tensor]]) -> Float64[Tensor, "k c"]:
+    """R of the QR decomposition of D^-1/2 [phi, Y], in batches of rows."""
     R = None
     for phi, Y, noise in batches:
         scaled = torch.cat([phi, Y], 1) / noise.sqrt()[:, None]
         R = torch.linalg.qr(scaled if R is None else torch.cat([R, scaled]), mode="r")[1]
+    return R
+
+
+@torch.no_grad()
+def _part_triangle(
+    problem: GPProblem, features: PriorFeatures, batch_rows: int, theta: Tensor
+) -> Float64[Tensor, "k c"]:
+    rows = _Rows(problem, features, batch_rows)
+    return _triangle(rows.batches(theta, max(batch_rows, features.n_features)))
+
+
+def _orthogonal_weights(triangles: list[Tensor], m: int, jitter: float = 0.0) -> FeatureWeights:
+    """min_w |D^-1/2 (phi w - Y)|^2 + |w|^2 by QR, of triangles for parts of the rows.
+
+    The rows of the prior come last.
+    """
+    R = triangles[0]
+    for more in triangles[1:]:
+        R = torch.linalg.qr(torch.cat([R, more.to(R)]), mode="r")[1]
     prior = torch.eye(m, R.shape[1], dtype=R.dtype, device=R.device)
     R = torch.linalg.qr(torch.cat([R, prior]), mode="r")[1][:m]
     R = R * torch.where(R.diagonal() < 0, -1.0, 1.0)[:, None]
@@ -228,9 +246,38 @@ class _Rows:
             )
 
 
-def _by_columns(rows: _Rows, theta: Tensor, eval_gradient: bool) -> CollapsedEvaluation:
-    n, t = rows.problem.Y.shape
-    S, b, c, d = rows.sums(theta)
+def _sums(
+    problem: GPProblem, features: PriorFeatures, batch_rows: int, theta: Tensor
+) -> tuple[Tensor, ...]:
+    return _Rows(problem, features, batch_rows).sums(theta)
+
+
+def _slopes(
+    problem: GPProblem,
+    features: PriorFeatures,
+    batch_rows: int,
+    theta: Tensor,
+    G: Tensor,
+    W: Tensor,
+) -> tuple[Tensor]:
+    """The gradient of `_by_columns` from some rows."""
+    t = W.shape[1]
+
+    def part(some: slice, phi: Tensor, Y: Tensor, noise: Tensor) -> Tensor:
+        # One product gives the value of diag(phi G phi') and its slope 2 phi G.
+        half = ((phi.detach() @ G) * phi).sum(1)
+        inner = 2 * half - half.detach()
+        fitted = inner + ((phi @ W) * Y).sum(1) - 0.5 * Y.square().sum(1)
+        return (fitted / noise).sum() - 0.5 * t * noise.log().sum()
+
+    return (_Rows(problem, features, batch_rows).gradient(part, theta),)
+
+
+def _by_columns(
+    problem: GPProblem, features: PriorFeatures, theta: Tensor, batch: int, eval_gradient: bool
+) -> CollapsedEvaluation:
+    n, t = problem.Y.shape
+    S, b, c, d = problem.total(_sums, features, batch, tensors=[theta])
     L, jitter = cholesky_with_jitter(S + torch.eye(len(S), dtype=S.dtype, device=S.device))
     W = torch.cholesky_solve(b, L)
     quadratic = float(c - (b * W).sum())
@@ -238,22 +285,16 @@ def _by_columns(rows: _Rows, theta: Tensor, eval_gradient: bool) -> CollapsedEva
     grad = None
     if eval_gradient:
         G = cholesky_inverse(L).mul_(-0.5 * t).addmm_(W, W.T, alpha=-0.5)
-
-        def part(some: slice, phi: Tensor, Y: Tensor, noise: Tensor) -> Tensor:
-            # One product gives the value of diag(phi G phi') and its slope 2 phi G.
-            half = ((phi.detach() @ G) * phi).sum(1)
-            inner = 2 * half - half.detach()
-            fitted = inner + ((phi @ W) * Y).sum(1) - 0.5 * Y.square().sum(1)
-            return (fitted / noise).sum() - 0.5 * t * noise.log().sum()
-
-        grad = rows.gradient(part, theta)
+        (grad,) = problem.total(_slopes, features, batch, tensors=[theta, G, W])
     weights = FeatureWeights(L, W)
     value = _value(quadratic, log_det, n, t)
     return CollapsedEvaluation(quadratic, log_det, value, grad, jitter, weights)
 
 
-def _by_rows(rows: _Rows, theta: Tensor, eval_gradient: bool) -> CollapsedEvaluation:
-    n, t = rows.problem.Y.shape
+def _by_rows(
+    problem: GPProblem, features: PriorFeatures, theta: Tensor, batch: int, eval_gradient: bool
+) -> CollapsedEvaluation:
+    rows, (n, t) = _Rows(problem, features, batch), problem.Y.shape
     with torch.no_grad():
         ((phi, Y, noise),) = rows.batches(theta, n)
         H = matmul(phi, phi.T)

@@ -12,9 +12,9 @@ from ...core import (
     LARGEST_FEATURE_SIGNAL,
     FitRun,
     GPRegressorBase,
-    data_scaled_kernel,
     exact_check,
     rows_to_check,
+    table_kernel,
     to_numpy,
     to_torch,
     train_planned,
@@ -122,8 +122,9 @@ class RFFRegressor(GPRegressorBase):
     ----------
     kernel_ : kernel instance
         The trained kernel.
-    X_train_, y_train_ : ndarray
-        The training rows and their normalised targets, for `log_marginal_likelihood`.
+    X_train_, y_train_ : ndarray or None
+        The training rows and their normalised targets, for `log_marginal_likelihood`; None if
+        each rank of `distribute` had rows of its own.
     coef_ : ndarray of shape (m, t) or None
         Posterior mean of the weights of the m features; None if the exact process is used.
     coef_precision_cholesky_ : ndarray of shape (m, m) or None
@@ -202,6 +203,7 @@ class RFFRegressor(GPRegressorBase):
         self._set(locals())
 
     _centres = True
+    _sums_rows = True
     _of_method = ("_features", "coef_", "coef_precision_cholesky_")
 
     # ------------------------------------------------------------------ fit
@@ -261,7 +263,7 @@ class RFFRegressor(GPRegressorBase):
 
     def _default_kernel(self, table: Table) -> Kernel:
         limit = LARGEST_FEATURE_SIGNAL if takes_features(self, len(table.X)) else None
-        return data_scaled_kernel(table.X, table.y, limit)
+        return table_kernel(table, limit)
 
     # ------------------------------------------------------------------ after training
 

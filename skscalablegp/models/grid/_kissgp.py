@@ -26,7 +26,7 @@ from ...core import (
     left_out,
     rows_to_check,
 )
-from ...core.data import Table, limited
+from ...core.data import Table
 from ...core.posteriors import Posterior
 from ...core.training import TrainingResult
 from ...kernels import TorchKernel, compile_kernel
@@ -333,6 +333,7 @@ class KISSGPRegressor(GPRegressorBase):
         """
         return self._fit(X, y, noise_variance, sample_weight)
 
+    _sums_rows = True
     _of_method = ("grid_", "_network", "_kept")
 
     def _fit(
@@ -345,14 +346,17 @@ class KISSGPRegressor(GPRegressorBase):
             run.follow(plan)
             run.priors = plan.priors.value
             run.computes_in_float64("sums over the rows need double precision")
+            self._check_sums(table)
             if plan.exact_instead:
+                table = table.whole()
                 kernel = self._compile_kernel(table, run)
                 table = replace(table.centred(kernel), X=table.X.copy())
                 run.begin(table.X, table.y, n_rows=table.n_rows)
                 self._keep_table(table)
                 fit_exactly(table, kernel, self._settings(), run)
                 return self
-            run.begin(table.X, table.y, n_rows=table.n_rows)
+            some = table.sample()
+            run.begin(some.X, some.y, n_rows=table.n_rows)
             self._counts_train = self._within_train = None
             self.X_train_ = self.y_train_ = self._noise_train = None
             self._y_train_mean, self._y_train_std = table.y_mean, table.y_std
@@ -371,6 +375,18 @@ class KISSGPRegressor(GPRegressorBase):
             run.ended(result.stop_reason, n_iter=n_iter, planned=result.planned)
             self._report_evaluation(evaluation, run)
         return self
+
+    def _check_sums(self, table: Table) -> None:
+        """Refuse settings that need the rows themselves, if these are at several ranks."""
+        for name, needs in (
+            ("feature_extractor", self.feature_extractor is not None),
+            ("solver='cg'", self.solver == "cg"),
+        ):
+            if needs and not table.here:
+                raise ValueError(
+                    f"{name} needs all rows in one process: leave it out, or use "
+                    'distribute(rows="replicated").'
+                )
 
     def _train_network(
         self, table: Table, held: np.ndarray, run: FitRun
@@ -401,24 +417,27 @@ class KISSGPRegressor(GPRegressorBase):
         network overfits the others, so that they underestimate the noise.
         """
         if features is None:
-            kernel, shortest = self._own_kernel(table.X), 0.0
+            kernel, shortest, n = self._numbered_kernel(table.X), 0.0, len(table.X)
+            if kernel is not None:
+                self._check_categories(table, compile_kernel(kernel, table.X.shape[1]))
             # One far entry would leave a single cell to all others, and is moved to their range.
             # New rows may be anywhere, because the grid continues without end.
-            table = replace(table, X=limited(table.X))
-            extent = table.X
+            extent = np.stack(table.ranges())
+            table = table.limited(*extent)
         else:
             kernel, shortest = self._kernel_of_features(), SHORTEST_FEATURE_LENGTH
             table = replace(table, X=features(table.X))
             # Features lie in (-1, 1), so that no new row lies outside of this grid.
             ends = np.ones((1, table.X.shape[1]))
             extent = np.vstack([table.X, -ends, ends])
-        columns = columns_that_vary(extent)
-        plan = plan_grid(self, *extent.shape, columns)
+            n = len(extent)
+        columns = columns_that_vary(extent, n)
+        plan = plan_grid(self, n, extent.shape[1], columns)
         run.follow(plan)
         sizes = dict(zip(columns, plan.grid_size.value, strict=True))
         grid = make_grid(extent, sizes, plan.structure.value)
         if kernel is None:
-            kernel = grid_default_kernel(table.X, table.y, grid, shortest)
+            kernel = grid_default_kernel(table, grid, shortest)
         compiled = compile_kernel(kernel, table.X.shape[1], priors=run.priors)
         table.check_separable(compiled)
         on_grid, rank = self._with_rank(compiled, grid)
@@ -459,6 +478,7 @@ class KISSGPRegressor(GPRegressorBase):
         if self.solver == "cg":
             probes = RowProbes(on_grid.grid, some.X, some.noise, run.generator, some.counts)
         if n < rank and n * on_grid.n_points <= _FEW_NUMBERS:
+            some = some.whole()
             parts = some.X, some.targets, some.noise, on_grid.device, some.counts, some.within
             few = FewRows.of(on_grid.grid, *parts)
         return GridProblem.make(on_grid, training, n, probes, few), rows

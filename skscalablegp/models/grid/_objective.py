@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
-from functools import partial
+from functools import partial, reduce
+from operator import add
 from typing import Any
 
 import numpy as np
@@ -162,31 +163,18 @@ class NoiseByRow(SummedRows):
     Parameters
     ----------
     grid : Grid
-    X, Y, known : ndarray of shape (n, d), (n, t), (n,)
+    table : Table
         The rows.
-    counts, within : ndarray of shape (n,), optional
-        What merged rows stand for.
     """
 
-    def __init__(
-        self,
-        grid: Grid,
-        X: np.ndarray,
-        Y: np.ndarray,
-        known: np.ndarray,
-        counts: np.ndarray | None = None,
-        within: np.ndarray | None = None,
-    ):
-        self._grid, self._X, self._Y, self._known = grid, X, Y, known
-        self._counts, self._within = counts, within
-        self.smallest = float(known.min())
+    def __init__(self, grid: Grid, table: Table):
+        self._grid, self._table = grid, table
+        self.smallest = table.noise_range()[0]
 
     def at(self, noise: float) -> NoisyMoments:
-        D = noise + self._known
-        rows, repeats = (self._grid, self._X, self._Y), (self._counts, self._within)
-        first, second = (grid_moments(*rows, D**-k, *repeats) for k in (1.0, 2.0))
+        parts = self._table.each(_noisy_parts, self._grid, noise)
+        first, second, log_det, inverse = (reduce(add, part) for part in zip(*parts, strict=True))
         sums = [torch.from_numpy(part) for part in _component_sums(first, self._grid)]
-        log_det, inverse = (_counted(part, self._counts) for part in (np.log(D), 1 / D))
         return NoisyMoments(first, second, sums, log_det, inverse)
 
     def settled(self, white: float, prior: float) -> KeptRows:
@@ -235,10 +223,24 @@ class FixedNoise(KeptRows):
 def summed(kernel: GridKernel, table: Table, chosen: np.ndarray | None = None) -> SummedRows:
     """The moments of all or of chosen rows. Rows with different noise are kept during training."""
     some = table if chosen is None else table.rows(chosen)
-    if table.noise.min() < table.noise.max():
-        parts = some.X, some.targets, some.noise, some.counts, some.within
-        return NoiseByRow(kernel.grid, *parts)
-    return CommonNoise(_moments(kernel.grid, some), kernel.grid, float(some.noise[0]))
+    low, high = table.noise_range()
+    if low < high:
+        return NoiseByRow(kernel.grid, some)
+    return CommonNoise(reduce(add, some.each(_part_moments, kernel.grid)), kernel.grid, low)
+
+
+def _part_moments(table: Table, grid: Grid) -> GridMoments:
+    return _moments(grid, table)
+
+
+def _noisy_parts(
+    table: Table, grid: Grid, noise: float
+) -> tuple[GridMoments, GridMoments, float, float]:
+    """Moments with weights 1 / D and 1 / D^2, and the sums of log D and 1 / D."""
+    D = noise + table.noise
+    first, second = (_moments(grid, table, D**-k) for k in (1.0, 2.0))
+    log_det, inverse = (_counted(part, table.counts) for part in (np.log(D), 1 / D))
+    return first, second, log_det, inverse
 
 
 def _moments(grid: Grid, table: Table, weights: np.ndarray | None = None) -> GridMoments:

@@ -16,14 +16,15 @@ from ...core import (
     MemoryNeed,
     Plan,
     StageSettings,
-    data_scaled_kernel,
     ignore,
     instead,
     is_auto,
     plan_stages,
     resolve,
     small_table_rows,
+    table_kernel,
 )
+from ...core.data import Table
 from ._grid import Grid, varying_columns
 
 # Largest number of points an axis, by the number of axes.
@@ -191,7 +192,7 @@ def _need(sizes: list[int]) -> MemoryNeed:
     )
 
 
-def columns_that_vary(X: np.ndarray) -> list[int]:
+def columns_that_vary(X: np.ndarray, n: int) -> list[int]:
     """The columns with an axis; warns of constant ones, which are ignored.
 
     Raises
@@ -202,7 +203,7 @@ def columns_that_vary(X: np.ndarray) -> list[int]:
     columns = varying_columns(X).tolist()
     if not columns:
         raise ValueError(
-            f"All columns of X are constant ({len(X)} sample{'s' if len(X) > 1 else ''}): a grid "
+            f"All columns of X are constant ({n} sample{'s' if n > 1 else ''}): a grid "
             "needs at least two different rows."
         )
     if len(columns) < X.shape[1]:
@@ -215,7 +216,7 @@ def columns_that_vary(X: np.ndarray) -> list[int]:
     return columns
 
 
-def grid_default_kernel(X: np.ndarray, y: np.ndarray, grid: Grid, shortest: float = 0.0) -> Kernel:
+def grid_default_kernel(table: Table, grid: Grid, shortest: float = 0.0) -> Kernel:
     """Constant * RBF (one length scale per column) + White, in the units of the table.
 
     It is `data_scaled_kernel` with three changes: the kernel is smooth, which interpolation needs;
@@ -223,15 +224,15 @@ def grid_default_kernel(X: np.ndarray, y: np.ndarray, grid: Grid, shortest: floa
     a lower upper bound. Along straight lines amplitude and length scale grow together for nothing,
     until products with the grid's covariance round off what noise there is.
     """
-    scaled = data_scaled_kernel(X, y)
+    scaled, d = table_kernel(table), table.X.shape[1]
     matern, white = scaled.k1.k2, scaled.k2
-    bounds = np.array(np.broadcast_to(matern.length_scale_bounds, (X.shape[1], 2)))
+    bounds = np.array(np.broadcast_to(matern.length_scale_bounds, (d, 2)))
     for axes in grid.components:
         for axis in axes:
             bounds[axis.column, 0] = max(bounds[axis.column, 0], axis.step, shortest)
     scale = np.maximum(matern.length_scale, bounds[:, 0])
     unit = white.noise_level / len(grid.components)
     signal = ConstantKernel(unit, (1e-5 * unit, _LARGEST_SIGNAL * unit))
-    if X.shape[1] == 1:
+    if d == 1:
         return signal * RBF(float(scale[0]), tuple(bounds[0])) + white
     return signal * RBF(scale, bounds) + WhiteKernel(white.noise_level, white.noise_level_bounds)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -36,6 +36,58 @@ _RATIOS = tuple(10 ** (k / 8) for k in range(-16, 25))
 Blocks = Callable[[], Iterator[tuple[Any, ...]]]
 
 
+@runtime_checkable
+class SummedBlocks(Protocol):
+    """Rows in blocks, of which sums are needed; each rank may have some of them."""
+
+    def total(
+        self, work: Callable[..., tuple[Tensor, ...]], *args: Any, tensors: Sequence[Tensor] = ()
+    ) -> tuple[Tensor, ...]:
+        """The sums over all rows of ``work(blocks, *args, *tensors)`` for the blocks of a part."""
+
+
+@dataclass(frozen=True, eq=False)
+class BlocksHere:
+    """Blocks of this process."""
+
+    blocks: Blocks
+
+    def total(
+        self, work: Callable[..., tuple[Tensor, ...]], *args: Any, tensors: Sequence[Tensor] = ()
+    ) -> tuple[Tensor, ...]:
+        return work(self.blocks, *args, *tensors)
+
+
+@dataclass(frozen=True, eq=False)
+class ProblemBlocks:
+    """The rows of a problem, `size` at a time, in this process or at several ranks.
+
+    Called, it gives the blocks of this process.
+    """
+
+    problem: GPProblem
+    size: int
+
+    def __call__(self) -> Iterator[tuple[Any, ...]]:
+        problem = self.problem
+        X, Y, extra = problem.X, problem.Y, problem.extra_noise
+        extra = X.new_zeros(len(X)) if extra is None else extra
+        parts = [X, Y, extra] if problem.repeats is None else [X, Y, extra, problem.repeats]
+        for start in range(0, len(X), self.size):
+            yield tuple(part[start : start + self.size] for part in parts)
+
+    def total(
+        self, work: Callable[..., tuple[Tensor, ...]], *args: Any, tensors: Sequence[Tensor] = ()
+    ) -> tuple[Tensor, ...]:
+        return self.problem.total(_on_blocks, self.size, work, *args, tensors=tensors)
+
+
+def _on_blocks(
+    problem: GPProblem, size: int, work: Callable[..., tuple[Tensor, ...]], *args: Any
+) -> tuple[Tensor, ...]:
+    return work(ProblemBlocks(problem, size), *args)
+
+
 @dataclass(frozen=True, eq=False)
 class CollapsedBound:
     """The bound at the optimal belief about the inducing values, and that belief.
@@ -61,24 +113,16 @@ class CollapsedBound:
     grad_inducing: Tensor | None = None
 
 
-def problem_blocks(problem: GPProblem, size: int = BLOCK_ROWS) -> Blocks:
+def problem_blocks(problem: GPProblem, size: int = BLOCK_ROWS) -> ProblemBlocks:
     """The rows of a problem, a block at a time."""
-    X, Y, extra = problem.X, problem.Y, problem.extra_noise
-    extra = X.new_zeros(len(X)) if extra is None else extra
-    parts = [X, Y, extra] if problem.repeats is None else [X, Y, extra, problem.repeats]
-
-    def blocks() -> Iterator[tuple[Any, ...]]:
-        for start in range(0, len(X), size):
-            yield tuple(part[start : start + size] for part in parts)
-
-    return blocks
+    return ProblemBlocks(problem, size)
 
 
 def collapsed_bound(
     kernel: TorchKernel,
     theta: Float[Tensor, " p"],
     Z: Float[Tensor, "m d"],
-    blocks: Blocks,
+    rows: SummedBlocks,
     eval_gradient: bool = False,
 ) -> CollapsedBound:
     """Titsias's bound and, if asked for, its gradient in theta and Z.
@@ -95,8 +139,10 @@ def collapsed_bound(
         Log hyperparameters.
     Z : Tensor of shape (m, d)
         Inducing points.
-    blocks : callable
-        Gives the rows; it is called once, or twice with a gradient.
+    rows : SummedBlocks
+        The rows, which are read once, or twice with a gradient. If ranks have rows of their own,
+        about 2 m^2 numbers travel to each of them and m^2 back, and with a gradient 2 m^2 more to
+        each.
     eval_gradient : bool, default=False
 
     Notes
@@ -107,14 +153,11 @@ def collapsed_bound(
     theta, Z = theta.detach(), Z.detach()
     with torch.no_grad():
         white = Whitening.at(kernel, theta, Z.double())
-    belief, value, whitened = _first_pass(kernel, theta, Z, blocks, white)
+    belief, value, whitened = _first_pass(kernel, theta, Z, rows, white)
     if not eval_gradient:
         return CollapsedBound(value, belief, white)
-    with torch.enable_grad():
-        leaves = theta.clone().requires_grad_(True), Z.clone().requires_grad_(True)
-        _second_pass(kernel, *leaves, blocks, white, belief, whitened)
-    grads = [torch.zeros_like(leaf) if leaf.grad is None else -leaf.grad for leaf in leaves]
-    return CollapsedBound(value, belief, white, grads[0].double(), grads[1])
+    grads = _second_pass(kernel, theta, Z, rows, white, belief, whitened)
+    return CollapsedBound(value, belief, white, *grads)
 
 
 def _noise(
@@ -139,27 +182,43 @@ def _repeated(  # noqa: PLR0913 (a block and its kernel)
     return repeats.log_density(kernel.noise(theta, X) + extra, Y.shape[1])
 
 
-def _first_pass(kernel, theta, Z, blocks, white) -> tuple[NaturalBelief, float, WhitenedBelief]:
-    m, device = len(Z), Z.device
-    eye = torch.eye(m, dtype=torch.float64, device=device)
-    P, shift = torch.zeros_like(eye), None
-    squares, log_noise, left, n, more = 0.0, 0.0, 0.0, 0, 0.0
-    with torch.no_grad():
-        for X, Y, *extra in blocks():
-            look_up()
-            noise = _noise(kernel, theta, X, *extra)
-            check_noise(noise)
-            more += float(_repeated(kernel, theta, X, Y, *extra).sum(dtype=torch.float64))
-            A = white.inverse.to(X) @ kernel.cross(theta, Z, X)
-            scaled = A / noise
-            P += scaled @ A.T
-            part = (scaled @ Y).double()
-            shift = part if shift is None else shift + part
-            squares += float((Y.square() / noise[:, None]).sum(dtype=torch.float64))
-            log_noise += float(noise.log().sum(dtype=torch.float64))
-            left += float((kernel.diag(theta, X) / noise).sum(dtype=torch.float64))
-            n += len(X)
-    t = shift.shape[1]
+@torch.no_grad()
+def _moments(
+    blocks: Blocks, kernel: TorchKernel, theta: Tensor, Z: Tensor, inverse: Tensor
+) -> tuple[Tensor, ...]:
+    """Sums over some rows: A D^-1 A', A D^-1 Y, and five numbers.
+
+    These are the sums of y' D^-1 y, log|D| and tr(D^-1 K), the number of rows, and what merged rows
+    add.
+    """
+    P = torch.zeros(len(Z), len(Z), dtype=torch.float64, device=Z.device)
+    shift, sums = None, torch.zeros(5, dtype=torch.float64, device=Z.device)
+    for X, Y, *extra in blocks():
+        look_up()
+        noise = _noise(kernel, theta, X, *extra)
+        check_noise(noise)
+        A = inverse.to(X) @ kernel.cross(theta, Z, X)
+        scaled = A / noise
+        P += scaled @ A.T
+        part = (scaled @ Y).double()
+        shift = part if shift is None else shift + part
+        found = (
+            (Y.square() / noise[:, None]).sum(dtype=torch.float64),
+            noise.log().sum(dtype=torch.float64),
+            (kernel.diag(theta, X) / noise).sum(dtype=torch.float64),
+            sums.new_tensor(len(X)),
+            _repeated(kernel, theta, X, Y, *extra).sum(dtype=torch.float64).to(sums),
+        )
+        sums += torch.stack(found)
+    return P, shift, sums
+
+
+def _first_pass(
+    kernel: TorchKernel, theta: Tensor, Z: Tensor, rows: SummedBlocks, white: Whitening
+) -> tuple[NaturalBelief, float, WhitenedBelief]:
+    P, shift, sums = rows.total(_moments, kernel, tensors=[theta, Z, white.inverse])
+    squares, log_noise, left, n, more = sums.tolist()
+    t, eye = shift.shape[1], torch.eye(len(Z), dtype=P.dtype, device=P.device)
     belief = NaturalBelief((P + eye)[None], shift)
     whitened = belief.whitened()
     quadratic = squares - float((shift * whitened.mean).sum())
@@ -169,34 +228,85 @@ def _first_pass(kernel, theta, Z, blocks, white) -> tuple[NaturalBelief, float, 
     return belief, value + more, whitened
 
 
-def _second_pass(kernel, theta, Z, blocks, white, belief, whitened) -> None:
-    """Add the gradient of the negative bound to the leaves, one block at a time."""
+def _slopes(
+    blocks: Blocks,
+    kernel: TorchKernel,
+    theta: Tensor,
+    Z: Tensor,
+    inverse: Tensor,
+    excess: Tensor,
+    belief_mean: Tensor,
+) -> tuple[Tensor, Tensor]:
+    """The gradients in theta and Z of the negative bound, from k(Z, X) of some rows."""
+    with torch.enable_grad():
+        theta, Z = (leaf.clone().requires_grad_(True) for leaf in (theta, Z))
+        for X, Y, *extra in blocks():
+            look_up()
+            noise = _noise(kernel, theta, X, *extra)
+            K = KernelValues(None, kernel.cross(theta, Z, X), kernel.diag(theta, X), noise)
+            with torch.no_grad():
+                # A rather than k(Z, Z)^-1, whose rounding errors grow with the condition number and
+                # not with its square root.
+                A = inverse.to(X) @ K.cross
+                T = excess.to(X) @ A
+                mean, variance = A.T @ belief_mean.to(X), (K.diag + (A * T).sum(0))[:, None]
+                terms = Gaussian().expected(Y, mean, variance, K.noise)
+                cross = belief_mean.to(X) @ terms.d_mean.T
+                cross.addcmul_(T, terms.d_variance[:, 0], value=2)
+                cross = inverse.T.to(X) @ cross
+            K.backward(KernelValues(None, cross, terms.d_variance[:, 0], terms.d_noise))
+            more = _repeated(kernel, theta, X, Y, *extra)
+            if more.requires_grad:
+                (-more.sum()).backward()
+    return _gradients(theta, Z)
+
+
+def _gradients(theta: Tensor, Z: Tensor) -> tuple[Tensor, Tensor]:
+    """The gradients that leaves have got; zeros if there are none."""
+    grads = (torch.zeros_like(x) if x.grad is None else x.grad for x in (theta, Z))
+    return tuple(grad.double() for grad in grads)
+
+
+def _second_pass(
+    kernel: TorchKernel,
+    theta: Tensor,
+    Z: Tensor,
+    rows: SummedBlocks,
+    white: Whitening,
+    belief: NaturalBelief,
+    whitened: WhitenedBelief,
+) -> tuple[Tensor, Tensor]:
+    """The gradients of the bound in theta and Z."""
     t = belief.shift.shape[1]
     eye = torch.eye(len(Z), dtype=torch.float64, device=Z.device)
     excess = whitened.covariance[0] - eye
-    for X, Y, *extra in blocks():
-        look_up()
-        noise = _noise(kernel, theta, X, *extra)
-        K = KernelValues(None, kernel.cross(theta, Z, X), kernel.diag(theta, X), noise)
-        with torch.no_grad():
-            # A rather than k(Z, Z)^-1, whose rounding errors grow with the condition number and
-            # not with its square root.
-            A = white.inverse.to(X) @ K.cross
-            T = excess.to(X) @ A
-            mean, variance = A.T @ whitened.mean.to(X), (K.diag + (A * T).sum(0))[:, None]
-            terms = Gaussian().expected(Y, mean, variance, K.noise)
-            cross = whitened.mean.to(X) @ terms.d_mean.T
-            cross.addcmul_(T, terms.d_variance[:, 0], value=2)
-            cross = white.inverse.T.to(X) @ cross
-        K.backward(KernelValues(None, cross, terms.d_variance[:, 0], terms.d_noise))
-        more = _repeated(kernel, theta, X, Y, *extra)
-        if more.requires_grad:
-            (-more.sum()).backward()
-    inducing = kernel.cross(theta, Z.double(), Z.double())
-    # At the optimum, the likelihood's gradient in the belief's mean equals the divergence's.
-    D = whitened.mean @ whitened.mean.T - t * excess @ (belief.precision[0] - eye)
-    if inducing.requires_grad:
-        backward_sum(inducing, -inducing_gradient(white, D)).backward()
+    tensors = [theta, Z, white.inverse, excess, whitened.mean]
+    of_rows = rows.total(_slopes, kernel, tensors=tensors)
+    with torch.enable_grad():
+        leaves = theta.clone().requires_grad_(True), Z.clone().requires_grad_(True)
+        inducing = kernel.cross(leaves[0], leaves[1].double(), leaves[1].double())
+        # At the optimum, the likelihood's gradient in the belief's mean equals the divergence's.
+        D = whitened.mean @ whitened.mean.T - t * excess @ (belief.precision[0] - eye)
+        if inducing.requires_grad:
+            backward_sum(inducing, -inducing_gradient(white, D)).backward()
+    of_points = _gradients(*leaves)
+    of_theta, of_Z = (-(a + b) for a, b in zip(of_rows, of_points, strict=True))
+    return of_theta, of_Z.to(Z)
+
+
+@torch.no_grad()
+def _products(
+    blocks: Blocks, kernel: TorchKernel, theta: Tensor, Z: Tensor, inverse: Tensor
+) -> tuple[Tensor, Tensor]:
+    """A A' and A Y of some rows, without their noise."""
+    P, shift = torch.zeros(len(Z), len(Z), dtype=torch.float64, device=Z.device), None
+    for X, Y, _, *repeats in blocks():
+        A = inverse.to(X) @ kernel.cross(theta, Z, X)
+        weighted = A * repeats[0].counts if repeats else A
+        P += weighted @ A.T
+        part = (weighted @ Y).double()
+        shift = part if shift is None else shift + part
+    return P, shift
 
 
 @torch.no_grad()
@@ -204,7 +314,7 @@ def left_out_scales(
     kernel: TorchKernel,
     theta: Float[Tensor, " p"],
     Z: Float[Tensor, "m d"],
-    blocks: Blocks,
+    rows: SummedBlocks,
     some: tuple[Any, ...],
 ) -> tuple[float, float]:
     """Factors of the prior variance and of the noise variance that suit held-out rows.
@@ -221,8 +331,8 @@ def left_out_scales(
         Log hyperparameters.
     Z : Tensor of shape (m, d)
         Inducing points.
-    blocks : callable
-        Gives all rows; their known noise does not count.
+    rows : SummedBlocks
+        All rows; their known noise does not count.
     some : tuple of Tensor
         Inputs, targets and known noise of the held-out rows, and their `Repeats` if rows have
         weights. Of a weighted row, all is left out.
@@ -237,13 +347,7 @@ def left_out_scales(
     each of the held-out rows. Titsias (2009), equation 6.
     """
     white = Whitening.at(kernel, theta, Z.double())
-    P, shift = torch.zeros_like(white.factor), None
-    for X, Y, _, *repeats in blocks():
-        A = white.inverse.to(X) @ kernel.cross(theta, Z, X)
-        weighted = A * repeats[0].counts if repeats else A
-        P += weighted @ A.T
-        part = (weighted @ Y).double()
-        shift = part if shift is None else shift + part
+    P, shift = rows.total(_products, kernel, tensors=[theta, Z, white.inverse])
     values, vectors = torch.linalg.eigh(P)
     values.clamp_(min=0)
     X, Y, _, *repeats = some

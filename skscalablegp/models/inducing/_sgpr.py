@@ -5,6 +5,7 @@ Half of this file documents the parameters.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -27,7 +28,7 @@ from ...core import (
     select_inducing,
     warn_if_rough,
 )
-from ...core.data import Table, column_spread, far_rows
+from ...core.data import Table
 from ...core.training import (
     TrainingResult,
     TrainingStep,
@@ -41,6 +42,9 @@ from ._collapsed import BLOCK_ROWS, InducingGradient, check_noise, collapsed_bou
 from ._plan import CollapsedPlan, plan_collapsed
 from ._posterior import InducingPosterior
 from ._training import START_ROWS, START_STEPS, point_units
+
+# The inducing points for some hyperparameters.
+Points = Callable[[torch.Tensor], torch.Tensor]
 
 
 class SGPRRegressor(TableRegressorBase):
@@ -137,8 +141,9 @@ class SGPRRegressor(TableRegressorBase):
         The trained kernel.
     inducing_points_ : ndarray of shape (m, d) or None
         The inducing points, in the units of X; None if the exact process takes their place.
-    X_train_, y_train_ : ndarray
-        The training rows and their normalised targets, for `lower_bound`.
+    X_train_, y_train_ : ndarray or None
+        The training rows and their normalised targets, for `lower_bound`; None if
+        each rank of `distribute` had rows of its own.
     precision_ : ndarray of shape (m, m)
         Posterior precision of the whitened function values at the inducing points.
     shift_ : ndarray of shape (m, t)
@@ -219,12 +224,12 @@ class SGPRRegressor(TableRegressorBase):
     ):
         self._set(locals())
 
+    _sums_rows = True
     _of_method = ("inducing_points_", "precision_", "shift_")
 
     def _planned(self, table: Table, kernel: TorchKernel, run: FitRun) -> CollapsedPlan:
         problem = table.problem(kernel, torch.float64, run.device, keep=False)
-        with torch.no_grad():
-            check_noise(problem.noise(kernel.theta0))
+        check_noise(torch.tensor(problem.each(_least_noise)))
         return plan_collapsed(self, *table.X.shape)
 
     def _fit_method(
@@ -232,9 +237,15 @@ class SGPRRegressor(TableRegressorBase):
     ) -> None:
         self.dtype_ = plan.dtype.value
         problem = table.problem(kernel, torch.float64, run.device, keep=False)
-        start = self._start(problem, plan, run)
+        far, spread = np.empty(0, dtype=np.int64), None
+        if isinstance(self.inducing, str) and plan.n_inducing.value < len(problem.X):
+            far = table.far_rows()
+        if self.optimize_inducing and self.optimizer is not None:
+            spread = table.robust_moments()[1]
+        points = partial(self._points, problem, far, int(plan.n_inducing.value), run.generator)
+        start = self._start(problem, points, run)
         theta = torch.as_tensor(start.theta)
-        gradient = run.finish("points", lambda: self._gradient(problem, theta, plan, run))
+        gradient = run.finish("points", lambda: self._gradient(problem, theta, points, spread, run))
         run.preview = lambda model, step: model._finish(problem, gradient, step.theta)
         result = self._train(problem, gradient, plan, start, run)
         if plan.all_rows:
@@ -254,7 +265,7 @@ class SGPRRegressor(TableRegressorBase):
 
     # ------------------------------------------------------------------ steps of a fit
 
-    def _start(self, problem: GPProblem, plan: CollapsedPlan, run: FitRun) -> TrainingResult:
+    def _start(self, problem: GPProblem, points: Points, run: FitRun) -> TrainingResult:
         """The starting point: the optimum of an exact fit on some rows."""
         kernel, n = problem.kernel, len(problem.X)
         if self.optimizer is None or kernel.n_params == 0:
@@ -265,7 +276,7 @@ class SGPRRegressor(TableRegressorBase):
             return compared_start(some, StageSettings(self.optimizer, self.max_iter), run)
 
         def preview(model: Any, step: TrainingStep) -> None:
-            Z = self._points(problem, torch.as_tensor(step.theta), plan, run.generator)
+            Z = points(torch.as_tensor(step.theta))
             model._finish(problem, InducingGradient(Z), step.theta)
 
         run.preview = preview
@@ -277,36 +288,45 @@ class SGPRRegressor(TableRegressorBase):
     def _points(
         self,
         problem: GPProblem,
-        theta: torch.Tensor,
-        plan: CollapsedPlan,
+        far: np.ndarray,
+        m: int,
         generator: torch.Generator,
+        theta: torch.Tensor,
     ) -> torch.Tensor:
-        X, m = problem.X, plan.n_inducing.value
+        """The user's points, or m of the rows; `far` are the rows far from all others."""
+        n, device = len(problem.X), problem.X.device
         if not isinstance(self.inducing, str):
-            return torch.as_tensor(np.asarray(self.inducing, dtype=np.float64)).to(X)
-        if m < len(X):
-            rows = candidates(len(X), far_rows(X.cpu().numpy()), m, generator)
-            X = X[rows.to(X.device)]
+            return torch.as_tensor(np.asarray(self.inducing, dtype=np.float64)).to(device)
+        if m < n:
+            X = problem.subset(candidates(n, far, m, generator).to(device)).X
+        else:
+            X = problem.whole().X
         chosen = select_inducing(problem.kernel, theta, X, m, self.inducing, generator)
         return X[chosen.to(X.device)]
 
     def _gradient(
-        self, problem: GPProblem, theta: torch.Tensor, plan: CollapsedPlan, run: FitRun
+        self,
+        problem: GPProblem,
+        theta: torch.Tensor,
+        points: Points,
+        spread: np.ndarray | None,
+        run: FitRun,
     ) -> InducingGradient:
         """The gradient estimator, with units for inducing points that are trained.
 
-        Also reserves time for the last evaluation of the bound.
+        `spread` is that of the columns if points are trained. Also reserves time for the last
+        evaluation of the bound.
         """
-        Z = self._points(problem, theta, plan, run.generator)
+        Z = points(theta)
         some = problem.subset(torch.arange(min(len(problem.X), 2 * BLOCK_ROWS)).to(Z.device))
         few = problem_blocks(some)
         run.budget.reserve_for(
             lambda: collapsed_bound(problem.kernel, theta, Z, few), len(problem.X) / len(some.X)
         )
-        if not self.optimize_inducing or self.optimizer is None:
+        if spread is None:
             return InducingGradient(Z)
-        spread = torch.as_tensor(column_spread(problem.X.cpu().numpy())).to(problem.X)
-        return InducingGradient(Z, scale=point_units(problem.kernel, theta, spread))
+        units = point_units(problem.kernel, theta, torch.as_tensor(spread).to(Z))
+        return InducingGradient(Z, scale=units)
 
     def _train(
         self,
@@ -409,3 +429,8 @@ class SGPRRegressor(TableRegressorBase):
         Z = torch.tensor(self.inducing_points_, device=problem.X.device)
         bound = collapsed_bound(problem.kernel, theta, Z, problem_blocks(problem), eval_gradient)
         return bound.value, bound.grad
+
+
+@torch.no_grad()
+def _least_noise(problem: GPProblem) -> float:
+    return float(problem.noise(problem.kernel.theta0).min())

@@ -19,7 +19,7 @@ from ...kernels import TorchKernel
 from ...linalg.gradients import GPProblem, Repeats
 from ._beliefs import AdamSteps, MovingBelief, NaturalSteps
 from ._bound import KernelValues, NaturalBelief, WhitenedBelief, Whitening, variational_bound
-from ._collapsed import collapsed_bound, left_out_scales
+from ._collapsed import BlocksHere, collapsed_bound, left_out_scales
 
 # Rows of a score, and rows that a pass over the data holds in memory at a time.
 _SCORE_ROWS = 2048
@@ -273,7 +273,9 @@ class SparseStepper(Stepper):
         theta, Z, rows = self._theta.detach(), self.Z.detach(), self.rows
         n = len(rows)
         chosen = torch.randperm(n, generator=self.generator)[:_SCALED_ROWS].sort().values
-        scales = left_out_scales(self.model.kernel, theta, Z, rows.blocks, rows.take(chosen))
+        scales = left_out_scales(
+            self.model.kernel, theta, Z, BlocksHere(rows.blocks), rows.take(chosen)
+        )
         with torch.no_grad():
             # The first hyperparameter is the prior variance, the last one the noise.
             self._theta[[0, -1]] += torch.tensor(scales, dtype=torch.float64).log().to(self._theta)
@@ -302,7 +304,7 @@ class SparseStepper(Stepper):
                 for X, *rest in self.rows.blocks():
                     yield model.features(weights, X), *rest
 
-            best = collapsed_bound(model.kernel, theta, Z, blocks)
+            best = collapsed_bound(model.kernel, theta, Z, BlocksHere(blocks))
             belief = best.belief.whitened()
             return SparseFit(theta, Z, weights, belief, best.value, best.white.jitter)
         belief, white = self.belief.whitened(), Whitening.at(model.kernel, theta, Z)

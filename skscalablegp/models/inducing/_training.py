@@ -15,7 +15,7 @@ from ...core.data import column_spread, far_rows
 from ...core.training import TrainingStep, train_steps
 from ...kernels import TorchKernel
 from ._bound import NaturalBelief, WhitenedBelief, Whitening, variational_bound
-from ._collapsed import collapsed_bound
+from ._collapsed import BlocksHere, collapsed_bound
 from ._plan import SparsePlan
 from ._stepper import SparseFit, SparseModel, SparseRows, SparseSettings, SparseStepper
 
@@ -76,11 +76,12 @@ def best_noise(
     least = max(float(theta[-1]), math.log(_NOISE[0] * unit))
     grid = [(level, level) for level in (math.log(f * unit) for f in _NOISE) if level > least]
     grid += [(math.log(f * unit), math.log(start * unit)) for f, start in _MUCH_NOISE]
-    trials = []
+    taken, trials = rows.take(chosen), []
+    some = BlocksHere(lambda: iter([taken]))
     for level, start in [(least, least), *grid]:
         trial = theta.clone()
         trial[-1] = level
-        value = collapsed_bound(model.kernel, trial, Z, lambda: iter([rows.take(chosen)])).value
+        value = collapsed_bound(model.kernel, trial, Z, some).value
         # The prior is weighted as in the steps, where it is added to the bound of all rows.
         value += len(chosen) / len(rows) * model.kernel.log_prior(trial.cpu().numpy())[0]
         trials.append((value, max(start, least)))

@@ -9,6 +9,7 @@ from interpolated import InterpolatedOperator
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel, Matern, WhiteKernel
 
 from skscalablegp import KISSGPRegressor
+from skscalablegp.core.data import Table
 from skscalablegp.gradients import GradientState
 from skscalablegp.kernels import compile_kernel
 from skscalablegp.models.grid import (
@@ -40,7 +41,7 @@ def problem(d, structure, kernel, t, known):
     grid = make_grid(X, [12] * d, structure)
     grid_kernel = GridKernel(compiled, grid)
     if np.ndim(known):
-        rows = NoiseByRow(grid, X, Y, known)
+        rows = NoiseByRow(grid, Table(X, Y, np.zeros(t), np.ones(t), known))
     else:
         rows = CommonNoise(grid_moments(grid, X, Y), grid, known)
     return GridProblem.make(grid_kernel, rows, 60), X, torch.from_numpy(Y)

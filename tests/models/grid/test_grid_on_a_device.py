@@ -8,6 +8,7 @@ from simulated import simulated
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel, Matern, WhiteKernel
 
 from skscalablegp import KISSGPRegressor, LOVEPredictor
+from skscalablegp.core.data import Table
 from skscalablegp.gradients import GradientState
 from skscalablegp.kernels import compile_kernel
 from skscalablegp.models.grid import (
@@ -39,7 +40,7 @@ def problem(d, structure, kernel, known, device, size=12):
     on_grid = GridKernel(compiled, grid, device=torch.device(device))
     by_row = np.broadcast_to(known, 60).copy()
     if np.ndim(known):
-        rows = NoiseByRow(grid, X, Y, known)
+        rows = NoiseByRow(grid, Table(X, Y, np.zeros(2), np.ones(2), known))
     else:
         rows = CommonNoise(grid_moments(grid, X, Y), grid, known)
     probes = RowProbes(grid, X, by_row, torch.Generator().manual_seed(0))

@@ -394,6 +394,7 @@ class TestProducts:
     def test_gradients_and_values_are_right_on_average(self, known, monkeypatch):
         import torch
 
+        from skscalablegp.core.data import Table
         from skscalablegp.linalg.gradients import GradientState
         from skscalablegp.models.grid import (
             GridProblem,
@@ -407,7 +408,7 @@ class TestProducts:
         X, y, _ = table(n=150)
         below = fixed(grid_size=9).fit(X, y)._posterior()
         kernel, theta = below.grid_kernel, below.theta
-        rows = NoiseByRow(kernel.grid, X, y[:, None], known)
+        rows = NoiseByRow(kernel.grid, Table(X, y, np.zeros(()), np.ones(()), known))
         monkeypatch.setattr("skscalablegp.models.grid._products._PROBES", 40)
         grads, values, errors = [], [], []
         for seed in range(20):

@@ -17,7 +17,7 @@ from skscalablegp._compat import HAS_CALLBACKS
 from skscalablegp.core.training import Adam
 from skscalablegp.kernels import TorchKernel, compile_kernel
 from skscalablegp.models.inducing import NaturalBelief, WhitenedBelief, _sgpr, _training
-from skscalablegp.models.inducing._collapsed import left_out_scales
+from skscalablegp.models.inducing._collapsed import BlocksHere, left_out_scales
 from skscalablegp.models.inducing._stepper import SparseStepper
 from skscalablegp.priors import LogNormal
 
@@ -456,8 +456,8 @@ def test_scales_are_the_best_for_rows_left_out():
     kernel = compile_kernel(ConstantKernel(1.0) * RBF(0.5) + WhiteKernel(1e-4), 1)
     Z = np.linspace(-2, 2, 9)[:, None]
     rows = torch.tensor(X), torch.tensor(y)[:, None], torch.zeros(80, dtype=torch.float64)
-    args = kernel, kernel.theta0, torch.tensor(Z), lambda: iter([rows]), rows
-    prior, noise = left_out_scales(*args)
+    blocks = BlocksHere(lambda: iter([rows]))
+    prior, noise = left_out_scales(kernel, kernel.theta0, torch.tensor(Z), blocks, rows)
 
     def loss(prior, noise):
         """By a fit of each row's own, without that row."""

@@ -1,0 +1,117 @@
+"""Reading a table of which each rank passes rows of its own to a fit."""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import dataclass
+from functools import reduce
+from operator import add
+from typing import Any
+
+import numpy as np
+
+from .._calls import Call
+from .._validation import check_n_targets, check_noise_variance, validated
+from ..ranks import Parts, Ranks, leading
+from .data import Moments, SharedTable, Table, limit_rows, target_scales
+
+
+def own_rows() -> Ranks | None:
+    """The ranks of the fit under way if each has rows of its own; otherwise None."""
+    ranks = leading()
+    return None if ranks is None or ranks.rows != "own" else ranks
+
+
+def check_own_rows(model: Any) -> None:
+    """Refuse a fit to rows of several ranks, unless the estimator needs them through sums only.
+
+    Raises
+    ------
+    ValueError
+        With the remedy.
+    """
+    ranks = own_rows()
+    if ranks is None:
+        return
+    name, remedy = type(model).__name__, 'use distribute(rows="replicated")'
+    if not model._sums_rows:
+        raise ValueError(f"{name} needs all rows in one process: {remedy}.")
+    if ranks.arguments is not None and ranks.arguments.method.__name__ != "fit":
+        raise ValueError(f"partial_fit needs all rows in one process: {remedy}.")
+    if model.get_params(deep=False).get("checkpoint") is not None:
+        raise ValueError(f"checkpoint needs all rows in one process: leave it out, or {remedy}.")
+
+
+def read_own_rows(model: Any, run: Any, ranks: Ranks) -> SharedTable:
+    """The validated table of all ranks; equal rows are not merged.
+
+    Parameters
+    ----------
+    model : TableRegressorBase
+        The estimator at rank 0, which gets the attributes of `validate_data`, and `_noise_given`.
+    run : FitRun
+    ranks : Ranks
+
+    Raises
+    ------
+    ValueError
+        At all ranks, for arguments that one of them refuses, with its number, and for weights.
+    """
+    raw = Parts.read(ranks, _read)
+    for rank, kind in enumerate(raw.each(_kind)):
+        if kind != (first := _kind(raw.own)):
+            raise ValueError(f"The rows of rank {rank} have {kind}, and those of rank 0 {first}.")
+    known = raw.own.noise_variance
+    model._noise_given = known is not None
+    n = sum(raw.sizes)
+    # The same rows as in `SharedTable.sample`.
+    _, some = raw.picked(_targets, np.arange(n)[limit_rows(n)])
+    normalize = run.normalizes(np.concatenate(some))
+    moments = reduce(add, raw.each(_target_moments)) if normalize else None
+    scales = target_scales(moments, raw.own.y[:1].size, model._shares_scale(known))
+    return SharedTable.of(raw.derived(_scaled, *scales))
+
+
+@dataclass(frozen=True, eq=False)
+class _Raw:
+    """The validated arguments of one rank."""
+
+    model: Any
+    X: np.ndarray
+    y: np.ndarray
+    noise_variance: np.ndarray | None
+
+    def __len__(self) -> int:
+        return len(self.X)
+
+
+def _read(call: Call) -> _Raw:
+    given = inspect.signature(call.method).bind(call.estimator, *call.args, **call.kwargs).arguments
+    model = call.estimator
+    if given.get("sample_weight") is not None:
+        raise ValueError("sample_weight needs all rows in one process: use rows='replicated'.")
+    accepted = model._accepted_rows(model.kernel)
+    X, y = validated(model, given["X"], given["y"], multi_output=True, y_numeric=True, **accepted)
+    check_n_targets(model.n_targets, y)
+    known = check_noise_variance(given.get("noise_variance"), len(X), y[:1].size)
+    return _Raw(model, X, y.astype(np.float64), known)
+
+
+def _kind(raw: _Raw) -> str:
+    known = "no noise_variance" if raw.noise_variance is None else "a noise_variance"
+    return f"{raw.X.shape[1]} columns, targets of shape (n, {raw.y[:1].size}) and {known}"
+
+
+def _targets(raw: _Raw, rows: np.ndarray) -> np.ndarray:
+    return raw.y[rows]
+
+
+def _target_moments(raw: _Raw) -> Moments:
+    return Moments.of(raw.y.reshape(len(raw.y), -1))
+
+
+def _scaled(raw: _Raw, y_mean: np.ndarray, y_std: np.ndarray) -> Table:
+    def alpha(std: np.ndarray) -> np.ndarray:
+        return raw.model._own_noise(len(raw.X), np.ones(1)) / raw.model._own_unit(std)
+
+    return Table.scaled(raw.X, raw.y, y_mean, y_std, alpha, raw.noise_variance)

@@ -1,0 +1,159 @@
+"""Objects that each rank makes from rows of its own, and what rank 0 asks of them."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable, Sequence
+from itertools import accumulate
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ._ranks import Ranks
+
+
+class Parts:
+    """An object of each rank for the rows that this rank alone has; the handle of rank 0.
+
+    Functions of modules answer for the rows of one rank; sums and lists of their answers travel to
+    rank 0, and rows only where they are asked for by number. Rows of rank 0 have the first numbers.
+
+    Parameters
+    ----------
+    ranks : Ranks
+    number : int
+        Under which the ranks keep the objects.
+    own : object
+        That of rank 0.
+    sizes : list of int
+        The numbers of rows of the ranks.
+    """
+
+    def __init__(self, ranks: Ranks, number: int, own: Any, sizes: list[int]):
+        self.ranks, self.own, self.sizes, self._number = ranks, own, sizes, number
+        ranks.own(self, number)
+        ranks.keep(number, self)
+
+    @classmethod
+    def read(cls, ranks: Ranks, make: Callable[..., Any], *args: Any) -> Parts:
+        """Parts made by ``make(call, *args)`` from the arguments of the call under way.
+
+        Raises
+        ------
+        ValueError
+            If one rank refuses its arguments, which the message names.
+        """
+        number = ranks.new_number()
+        own, said, sizes = ranks.together(_read, number, make, args)
+        refused = [f"rank {rank}: {why}" for rank, why in enumerate(said) if why]
+        if refused:
+            raise ValueError(f"The rows of {refused[0]}")
+        return cls(ranks, number, own, sizes)
+
+    def derived(
+        self, make: Callable[..., Any], *args: Any, tensors: Sequence[Tensor] = ()
+    ) -> Parts:
+        """Parts of the same rows made by ``make(part, *args, *tensors)``."""
+        number = self.ranks.new_number()
+        own = self.ranks.together(_derive, self._number, number, make, args, tensors=tensors)
+        return Parts(self.ranks, number, own, self.sizes)
+
+    def total(
+        self, work: Callable[..., tuple[Tensor, ...]], *args: Any, tensors: Sequence[Tensor] = ()
+    ) -> tuple[Tensor, ...]:
+        """The sums over ranks of the tensors ``work(part, *args, *tensors)``, by one reduction."""
+        return self.ranks.together(_total, self._number, work, args, tensors=tensors)
+
+    def each(
+        self, work: Callable[..., Any], *args: Any, tensors: Sequence[Tensor] = ()
+    ) -> list[Any]:
+        """The small answers ``work(part, *args, *tensors)`` of all ranks, in their order."""
+        return self.ranks.together(_each, self._number, work, args, tensors=tensors)
+
+    def picked(
+        self, work: Callable[..., Any], rows: np.ndarray
+    ) -> tuple[list[np.ndarray], list[Any]]:
+        """The answers ``work(part, own)`` for rows by number, and their places in `rows`.
+
+        `own` are the numbers within the part. Ranks without such rows do not answer.
+        """
+        ends = [0, *accumulate(self.sizes)]
+        wanted = torch.from_numpy(np.asarray(rows, dtype=np.int64))
+        found = self.ranks.together(_picked, self._number, work, ends, tensors=[wanted])
+        of = np.searchsorted(ends, wanted.numpy(), side="right") - 1
+        places = [np.flatnonzero(of == rank) for rank in range(self.ranks.size)]
+        return [p for p in places if len(p)], [f for f in found if f is not None]
+
+
+# ---------------------------------------------------------------- on all ranks
+
+
+def _own(ranks: Ranks, number: int) -> Any:
+    kept = ranks.kept(number)
+    return kept if ranks.rank else kept.own
+
+
+def _keep(ranks: Ranks, number: int, made: Any) -> Any:
+    """Keep an object; rank 0 does so in the handle."""
+    if ranks.rank:
+        ranks.keep(number, made)
+    return made
+
+
+def _read(ranks: Ranks, number: int, make: Callable, args: tuple) -> tuple[Any, list, list]:
+    made, why = None, ""
+    try:
+        made = make(ranks.arguments, *args)
+    except (ValueError, TypeError) as error:
+        # The rank waits for the error of rank 0, which is that of all.
+        why = str(error)
+    said = ranks.exchange("rows", f"{0 if made is None else len(made)} {why}")
+    found = [text.partition(" ") for text in said]
+    if not any(why for *_, why in found):
+        _keep(ranks, number, made)
+    return made, [why for *_, why in found], [int(size) for size, *_ in found]
+
+
+def _derive(
+    ranks: Ranks, number: int, new: int, make: Callable, args: tuple, *tensors: Tensor
+) -> Any:
+    return _keep(ranks, new, make(_own(ranks, number), *args, *tensors))
+
+
+def _total(
+    ranks: Ranks, number: int, work: Callable, args: tuple, *tensors: Tensor
+) -> tuple[Tensor, ...]:
+    found = work(_own(ranks, number), *args, *tensors)
+    flat = ranks.total(torch.cat([part.reshape(-1) for part in found]))
+    pieces = flat.split([part.numel() for part in found])
+    return tuple(piece.view_as(part) for piece, part in zip(pieces, found, strict=True))
+
+
+def _each(ranks: Ranks, number: int, work: Callable, args: tuple, *tensors: Tensor) -> list[Any]:
+    return _gathered(ranks, work(_own(ranks, number), *args, *tensors))
+
+
+def _picked(
+    ranks: Ranks, number: int, work: Callable, ends: list[int], wanted: Tensor
+) -> list[Any]:
+    begin, end = ends[ranks.rank : ranks.rank + 2]
+    rows = wanted.cpu().numpy()
+    mine = rows[(rows >= begin) & (rows < end)] - begin
+    return _gathered(ranks, work(_own(ranks, number), mine) if len(mine) else None)
+
+
+def _gathered(ranks: Ranks, answer: Any) -> list[Any]:
+    """The answers of all ranks, at rank 0; an empty list at the others."""
+    if ranks.rank:
+        data = torch.frombuffer(bytearray(pickle.dumps(answer)), dtype=torch.uint8)
+        ranks.send(torch.tensor([len(data)]), 0)
+        ranks.send(data, 0)
+        return []
+    answers = [answer]
+    for rank in range(1, ranks.size):
+        size = int(ranks.receive(torch.zeros(1, dtype=torch.int64), rank))
+        data = ranks.receive(torch.empty(size, dtype=torch.uint8), rank)
+        answers.append(pickle.loads(data.numpy().tobytes()))
+    return answers

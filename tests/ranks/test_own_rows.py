@@ -1,0 +1,242 @@
+"""Fits to rows of which each rank has its own, compared with one process that has all of them."""
+
+import os
+import warnings
+from hashlib import md5
+
+import numpy as np
+import pandas as pd
+import pytest
+from ranks.launched import launch
+from sklearn.base import clone
+
+from skscalablegp import (
+    IterativeGPRegressor,
+    KISSGPRegressor,
+    PoERegressor,
+    RFFRegressor,
+    SGPRRegressor,
+    SSRFFRegressor,
+    distribute,
+)
+from skscalablegp.ranks import leading
+
+COMMON = {"small_table": "method", "random_state": 0}
+ESTIMATORS = {
+    "features": RFFRegressor(n_components=60, optimizer="adam", max_iter=3, **COMMON),
+    # Fewer rows than features are factorised by one rank.
+    "many features": RFFRegressor(n_components=2000, optimizer=None, **COMMON),
+    # Without noise the features need an orthogonal decomposition.
+    "exact features": RFFRegressor(n_components=300, max_iter=2, alpha=1e-13, **COMMON),
+    "points": SGPRRegressor(n_inducing=40, max_iter=3, **COMMON),
+    "moving points": SGPRRegressor(
+        n_inducing=20, max_iter=3, optimize_inducing=True, inducing="random", **COMMON
+    ),
+    "all points": SGPRRegressor(n_inducing=1501, optimizer=None, **COMMON),
+    "grid": KISSGPRegressor(grid_size=10, max_iter=3, **COMMON),
+    "grids of columns": KISSGPRegressor(grid_size=30, structure="additive", max_iter=3, **COMMON),
+    "few rows": RFFRegressor(optimizer=None),
+}
+QUICK = ("features", "points", "grids of columns")
+
+
+def table(n=1501, d=3, seed=0):
+    """Columns in other units, some far entries, and noise of two sizes."""
+    rng = np.random.default_rng(seed)
+    X = rng.normal(size=(n, d)) * [1.0, 20.0, 0.1] + [5.0, -300.0, 0.0]
+    X[::200, 1] *= 50
+    y = np.sin(2 * X[:, 0]) + 10 * X[:, 2] + 0.3 * rng.normal(size=n)
+    return X, y, rng.choice([0.01, 0.2], size=n)
+
+
+def own(*arrays):
+    """The rows of this rank, of which the last one has few."""
+    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    ends = [0, *(1000 + 400 * k for k in range(size - 1)), len(arrays[0])]
+    return [a[ends[rank] : ends[rank + 1]] for a in arrays]
+
+
+def frame(X):
+    return pd.DataFrame(X, columns=["a", "b", "c"])
+
+
+def answers_of(model, X):
+    """At rows without far entries, whose phases would multiply rounding errors of theta."""
+    mean, std = model.predict(frame(X[1:200]), return_std=True)
+    return np.concatenate([model.kernel_.theta, mean.ravel(), std.ravel()])
+
+
+def fitted(name, targets):
+    model, (X, y, noise) = clone(ESTIMATORS[name]), table()
+    y = y if targets == 1 else np.column_stack([y, X[:, 2]])
+    rows, target, known = own(X, y, noise)
+    warnings.simplefilter("ignore")
+    with distribute(rows="own") as ranks:
+        model.fit(frame(rows), target, **({"noise_variance": known} if targets == 1 else {}))
+        alone = model.predict(frame(rows)).shape
+    arrays = {k: v for k, v in sorted(vars(model).items()) if isinstance(v, np.ndarray)}
+    data = b"".join(np.asarray(a).tobytes() for a in arrays.values() if a.dtype != object)
+    hashed = md5(data + str(model.fit_report_).encode() + str(model.history_).encode())
+    assert alone[0] == len(rows)  # A prediction concerns one rank.
+    assert model.n_samples_seen_ == len(X) and list(model.feature_names_in_) == ["a", "b", "c"]
+    largest = max(a.size for a in arrays.values())
+    return answers_of(model, X), hashed.hexdigest(), ranks.bytes_sent, largest
+
+
+def assert_same_fits(size, name, targets):
+    answers = launch(size, fitted, name, targets)
+    assert [code for code, _ in answers] == [0] * size, answers
+    X, y, noise = table()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        alone = clone(ESTIMATORS[name])
+        if targets == 1:
+            alone.fit(frame(X), y, noise_variance=noise)
+        else:
+            alone.fit(frame(X), np.column_stack([y, X[:, 2]]))
+        expected = answers_of(alone, X)
+    for _, (numbers, *_) in answers:
+        np.testing.assert_allclose(numbers, expected, rtol=0, atol=1e-6)
+    assert len({hashed for _, (_, hashed, *_) in answers}) == 1
+
+
+@pytest.mark.parametrize(
+    "size, name, targets",
+    [
+        *((2, name, 1) for name in QUICK),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in [
+                *((3, name, 1) for name in QUICK),
+                *((2, name, 2) for name in QUICK),
+                *((2, name, 1) for name in ESTIMATORS if name not in QUICK),
+            ]
+        ),
+    ],
+)
+def test_fit_of_rows_at_several_ranks_is_that_of_one_process(size, name, targets):
+    assert_same_fits(size, name, targets)
+
+
+# ---------------------------------------------------------------- what travels
+
+
+class Noted:
+    """A callback that notes the bytes of each step, of which only rank 0 keeps the list."""
+
+    def __init__(self):
+        self.seen = []
+
+    def __call__(self, step):
+        if step.stage == "full":
+            self.seen.append(leading().together(bytes_of_all))
+
+
+def bytes_of_all(ranks):
+    return [int(text) for text in ranks.exchange("bytes", str(ranks.bytes_sent))]
+
+
+def step_bytes(model, n):
+    X, y, _ = own(*table(n))
+    noted = Noted()
+    warnings.simplefilter("ignore")
+    with distribute(rows="own"):
+        model.set_params(callbacks=noted).fit(X, y)
+    m = len(model.coef_) if hasattr(model, "coef_") else len(model.inducing_points_)
+    return np.diff(noted.seen, axis=0).tolist(), m, len(model.kernel_.theta)
+
+
+@pytest.mark.parametrize("n", [1501, pytest.param(2700, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", ["features", pytest.param("points", marks=pytest.mark.slow)])
+def test_sums_of_the_number_of_functions_travel_and_no_rows(name, n):
+    """The bytes of a step do not depend on the number of rows."""
+    model = clone(ESTIMATORS[name]).set_params(optimizer="adam", max_iter=4)
+    model.set_params(n_iter_no_change=None)
+    answers = launch(2, step_bytes, model, n)
+    assert [code for code, _ in answers] == [0, 0], answers
+    sent, m, p = answers[0][1]
+    d, square = 3, m * m
+    if name == "features":
+        to_0, to_others = square + m + 2 + p, 2 * p + square + m
+    else:
+        to_0, to_others = square + m + 5 + p + m * d, 2 * (p + m * d) + 3 * square + m
+    assert {rank_1 for _, rank_1 in sent} == {8 * to_0}
+    # Each task has a description, with the kernel and the frequencies of features.
+    assert all(0 < rank_0 - 8 * to_others < 20_000 for rank_0, _ in sent)
+
+
+# ---------------------------------------------------------------- refusals
+
+
+def refused(kind):
+    rank = int(os.environ["RANK"])
+    X, y, _ = table(n=60)
+    model, settings = RFFRegressor(n_components=20, optimizer=None, **COMMON), {}
+    with distribute(rows="own"):
+        if kind == "nan" and rank == 1:
+            X[3, 1] = np.nan
+        if kind == "columns" and rank == 1:
+            X = X[:, :2]
+        if kind == "lengths" and rank == 1:
+            y = y[1:]
+        if kind == "empty" and rank == 1:
+            X, y = X[:0], y[:0]
+        if kind == "noise" and rank == 1:
+            settings = {"noise_variance": 0.1 * np.ones(60)}
+        if kind == "names":
+            X = pd.DataFrame(X, columns=["a", "b", "c" if rank else "d"])
+        if kind == "weights":
+            settings = {"sample_weight": np.ones(60)}
+        if kind == "checkpoint":
+            model.set_params(checkpoint="folder")
+        if kind == "network":
+            model = KISSGPRegressor(feature_extractor=(4, 1))
+        if kind in OTHERS:
+            model = clone(OTHERS[kind])
+        try:
+            model.fit(X, y, **settings)
+        except (ValueError, RuntimeError) as error:
+            said = f"{type(error).__name__}: {error}"
+        kept = [name for name in vars(model) if name.endswith("_") and not name.startswith("_")]
+        if kind != "nan":
+            return said, kept, 60
+        X[3, 1] = 0.0
+        model.fit(X, y)
+        return said, kept, model.n_samples_seen_ / 2
+
+
+OTHERS = {
+    "iterative": IterativeGPRegressor(),
+    "series": SSRFFRegressor(),
+    "experts": PoERegressor(),
+}
+
+
+@pytest.mark.parametrize(
+    "kind, text",
+    [
+        ("nan", "The rows of rank 1: Input X contains NaN"),
+        ("iterative", "IterativeGPRegressor needs all rows in one process"),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in [
+                ("series", "SSRFFRegressor needs all rows in one process"),
+                ("experts", "PoERegressor needs all rows in one process"),
+                ("columns", "The rows of rank 1 have 2 columns"),
+                ("lengths", "The rows of rank 1: Found input variables with incons"),
+                ("empty", "The rows of rank 1: Found array with 0 sample"),
+                ("noise", "the ranks do not make the same call: noise_variance is abs"),
+                ("names", "the ranks do not make the same call: columns of X is"),
+                ("weights", "The rows of rank 0: sample_weight needs all rows in one"),
+                ("network", "feature_extractor needs all rows in one process"),
+                ("checkpoint", "checkpoint needs all rows in one process"),
+            ]
+        ),
+    ],
+)
+def test_all_ranks_refuse_what_one_refuses(kind, text):
+    """A refusal leaves no fitted attributes, and later calls work."""
+    answers = launch(2, refused, kind)
+    assert [code for code, _ in answers] == [0, 0], answers
+    for _, (said, kept, seen) in answers:
+        assert text in said and not kept and seen == 60
