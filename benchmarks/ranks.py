@@ -10,12 +10,14 @@ processes on this machine, which talk over the loopback interface. Parts:
 product   H V for --rows rows in float32, evaluated in tiles; the median of --repeats
 kept      the same with stored tiles
 fit       a fit of IterativeGPRegressor without training: one solve for the targets and 64 samples
+own       a fit of --estimator to --rows generated rows, of which each rank makes and keeps its own
 model     not measured: predicted seconds a product from --rate and --link, for 1 to 64 ranks
 
 Keys of a line: ``seconds`` by the wall clock; ``processor_seconds`` of each rank in that time, of
 which the largest is the time that a machine without other work would need, beside the messages;
 ``bytes`` that each rank has sent, and what the formula 2 (p - 1) n s gives in all; ``stored``, the
-share of H that each rank keeps; ``memory``, the growth of each rank's peak in megabytes.
+share of H that each rank keeps; ``memory``, the growth of each rank's peak in megabytes, for own
+rows with the rows themselves; ``table``, the megabytes of all rows and targets in float64.
 """
 
 import argparse
@@ -142,6 +144,33 @@ def model(args):
             print(json.dumps({"part": "model", "ranks": size} | found | given), flush=True)
 
 
+def own_rows(args):
+    """A fit of rows that are at several ranks, with the figures of all; printed by rank 0."""
+    import skscalablegp
+
+    settings = {"random_state": 0, "max_iter": 5}
+    settings |= {"RFFRegressor": {"n_components": 200}, "SGPRRegressor": {"n_inducing": 100}}.get(
+        args.estimator, {}
+    )
+    with skscalablegp.distribute(rows="own") as ranks:
+        begin, rng = peak(), np.random.default_rng(ranks.rank)
+        X = rng.normal(size=(args.rows // ranks.size, args.columns))
+        y = np.sin(X[:, 0] * 2) + X[:, 1] + 0.3 * rng.normal(size=len(X))
+        model = getattr(skscalablegp, args.estimator)(**settings)
+        begun, before = time.perf_counter(), time.process_time()
+        model.fit(X, y)
+        seconds, spent = time.perf_counter() - begun, time.process_time() - before
+        mine = [spent, peak() - begin, float(ranks.bytes_sent)]
+        said = [json.loads(text) for text in ranks.exchange("figures", json.dumps(mine))]
+        if ranks.rank == 0:
+            names = ("processor_seconds", "memory", "bytes")
+            found = dict(zip(names, map(list, zip(*said, strict=True)), strict=True))
+            error = float(np.sqrt(np.mean((model.predict(X[:10_000]) - y[:10_000]) ** 2)))
+            found |= {"estimator": args.estimator, "seconds": seconds, "rmse": error}
+            found |= {"n_iter": model.n_iter_, "table": args.rows * (args.columns + 1) * 8 / 2**20}
+            print(json.dumps(found), flush=True)
+
+
 def rank(args):
     """One rank; rank 0 prints the figures."""
     import torch
@@ -157,6 +186,9 @@ def rank(args):
 
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
+    if args.part == "own":
+        own_rows(args)
+        return
     with distribute() as ranks:
         found = Timed().measure()
         if ranks.rank == 0:
@@ -168,7 +200,7 @@ def launched(args, part, size):
         found.bind(("127.0.0.1", 0))
         port = found.getsockname()[1]
     command = [sys.executable, __file__, "--rank", "--part", part]
-    for name in ("rows", "columns", "sides", "repeats"):
+    for name in ("rows", "columns", "sides", "repeats", "estimator"):
         command += [f"--{name}", str(getattr(args, name))]
     ranks = []
     for number in range(size):
@@ -191,6 +223,7 @@ def main():
     parser.add_argument("--rows", type=int, default=20_000)
     parser.add_argument("--columns", type=int, default=8)
     parser.add_argument("--sides", type=int, default=65, help="columns of V")
+    parser.add_argument("--estimator", default="RFFRegressor", help="own: its class")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--rounds", type=int, default=1, help="numbers of ranks take turns")
     parser.add_argument("--rate", type=float, default=2.6e8, help="model: entries a second")
