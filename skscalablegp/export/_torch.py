@@ -167,7 +167,7 @@ def to_torch(model, return_std: bool = True) -> GPModule | ClassModule:
         A fitted regressor or classifier of this package, a `Pipeline` that ends in one, after steps
         that scale columns (StandardScaler, MinMaxScaler, MaxAbsScaler, RobustScaler), or a search
         over these. Regressors over members may have scikit-learn's linear models, trees, forests
-        and histogram-based boosting as members.
+        and gradient boosting as members.
     return_std : bool, default=True
         Whether the module of a regressor returns standard deviations beside means. Without them it
         is smaller: an exact model of n rows needs an n x n matrix for its standard deviations, and

@@ -66,6 +66,7 @@ NUMBERS = {
     "SampledModel.diagonal": "q u",
     "SampledModel.support_X": "s d",
     "SampledModel.support_Y": "s t",
+    "SampledModel.support_share": "s",
     "ExactModel.mean": "m t",
     "ExactModel.factor": "m m",
     "Functions.points": "p d",
@@ -109,6 +110,7 @@ TOGETHER += [("_counts_train", "_within_train"), ("Table.counts", "Table.within"
 # Arrays and numbers that divide.
 _POSITIVE = {"_y_train_std", "Scaling.x_scale", "Scaling.y_scale", "GridFeatures.x_scale"}
 _POSITIVE |= {"GridFeatures.spread", "Table.y_std", "_counts_train", "Table.counts"}
+_POSITIVE |= {"SampledModel.support_share"}
 # Whole numbers in fitted state stay below the first, others below the second: fits take numbers up
 # to 1e30, and squares of these and their inverses must have squares.
 _LARGEST, _LARGEST_NUMBER = 2**48, 1e100

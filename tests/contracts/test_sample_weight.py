@@ -516,7 +516,10 @@ def test_routing_and_fit_parameters_of_pipelines():
     assert best["model"].n_samples_seen_ == weights.sum()
 
 
-@pytest.mark.parametrize("name", ["exact", "solves", "points", "experts", "variational", "grid"])
+KEPT = ["exact", "solves", "points", "experts", "variational", "grid", "sampled-steps", "relevance"]
+
+
+@pytest.mark.parametrize("name", KEPT)
 def test_files_and_pickles_keep_what_rows_stand_for(name, tmp_path):
     X, y, weights = table()
     model = clone(MODELS[name]).fit(X, y, sample_weight=weights)

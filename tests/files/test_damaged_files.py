@@ -35,7 +35,7 @@ def path(tmp_path_factory):
 
 
 def failures(found):
-    return [(what, said) for what, end, said, _ in found if end == "failed"]
+    return [(what, said) for what, end, said, *_ in found if end == "failed"]
 
 
 def test_some_cases(tmp_path):

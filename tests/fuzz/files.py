@@ -1,11 +1,13 @@
-"""Damaged and hostile model files: each ends in one error, or is a model that still predicts.
+"""Damaged and hostile files: each ends in one error, or is a model or a fit that still predicts.
 
     python tests/fuzz/files.py --cases 10000 --seed 0
 
 A case changes a good file: it is cut, a bit is flipped, bytes are overwritten, or a part is changed
 as its writer could have done, with right checksums. `load` must refuse it by a ModelFileError, or
-return a model whose predictions are finite or end in an error. The command also fails if a case
-takes more than a second of processor time, or 100 MB of memory beyond the size of the file.
+return a model whose predictions are finite or end in an error. A checkpoint, left by a fit that was
+ended by force, must be refused in the same way by the fit that finds it, or that fit must end. The
+command also fails if a case takes more than a second of processor time, or 100 MB of memory beyond
+the size of the file.
 """
 
 import argparse
@@ -22,6 +24,7 @@ from collections import Counter
 from pathlib import Path
 
 import numpy as np
+from sklearn.base import clone
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "files"))
 
@@ -74,6 +77,36 @@ def models(names=None):
     return made
 
 
+def fits():
+    """Unfitted models whose fits leave checkpoints: records of evaluations, and states of steps."""
+    import skscalablegp as s
+
+    return {
+        "evaluations": s.IterativeGPRegressor(max_iter=4, random_state=0),
+        "steps": s.SVGPRegressor(n_inducing=6, max_iter=6, small_table="method", random_state=0),
+    }
+
+
+class _EndedByForce(Exception):
+    pass
+
+
+def checkpoint(model, folder):
+    """The file of a fit that was ended at its third step."""
+    steps = []
+
+    def end(step):
+        steps.append(step)
+        if len(steps) == 3:
+            raise _EndedByForce
+
+    with contextlib.suppress(_EndedByForce), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        clone(model).set_params(checkpoint=folder, callbacks=end).fit(X, Y)
+    (path,) = folder.iterdir()
+    return path
+
+
 class Fuzzer:
     """Draws cases from the files of some models, in a folder."""
 
@@ -81,13 +114,22 @@ class Fuzzer:
         from skscalablegp import save
 
         self.folder, self.rng = folder, np.random.default_rng(seed)
-        self.files, self.predicted = [], {}
+        self.files, self.predicted, self.fits = [], {}, {}
         for name, model in models(names).items():
             for compact in (False, True):
                 path = folder / f"{name}-{compact}"
                 save(model, path, compact=compact)
                 self.files.append(path)
                 self.predicted[path] = model.predict(NEW)
+        for name, model in ({} if names else fits()).items():
+            path = checkpoint(model, folder / f"checkpoint-{name}")
+            self.files.append(path)
+            self.fits[path] = model
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                self.predicted[path] = clone(model).fit(X, Y).predict(NEW)
+        self.again = folder / "again"
+        self.again.mkdir()
         self.archives = [path for path in self.files if b"schema.json" in path.read_bytes()]
         self.kinds = [getattr(self, name) for name in dir(self) if name.startswith("kind_")]
 
@@ -99,7 +141,7 @@ class Fuzzer:
         source, kind = self.pick(self.files), self.pick(self.kinds)
         if kind == self.kind_archive:
             source = self.pick(self.archives)
-        path = self.folder / "case"
+        path = self.again / source.name if source in self.fits else self.folder / "case"
         what = kind(source, path)
         return source, f"{source.name} {kind.__name__[5:]} {what}", path
 
@@ -196,7 +238,7 @@ class Fuzzer:
 
     def kind_structure_field(self, source, path):
         forged = Forged(source)
-        parent, key = self.pick(list(places(forged.structure["model"])))
+        parent, key = self.pick(list(places(content(forged))))
         value = self.pick(VALUES)
         if isinstance(parent[key], int | float) and self.rng.random() < 0.3:
             value = self.pick([-parent[key], parent[key] + 1, parent[key] * 1000])
@@ -215,7 +257,7 @@ class Fuzzer:
 
     def kind_swapped(self, source, path):
         forged = Forged(source)
-        found = list(places(forged.structure["model"]))
+        found = list(places(content(forged)))
         (a, i), (b, j) = self.pick(found), self.pick(found)
         other = json.loads(json.dumps([a[i], b[j]]))
         a[i] = other[1]
@@ -310,15 +352,28 @@ class Fuzzer:
         return name, change
 
 
-def outcome(path, expected):
-    """ "refused", "same", "other" or "failed" with the reason; and what happened."""
+def content(forged):
+    """What a file holds: a model, or the records of a checkpoint."""
+    return forged.structure.get("model", forged.structure.get("records"))
+
+
+def read(path, fit=None):
+    """The model of a file, or that of a `fit` which goes on from it."""
     from skscalablegp import load
+
+    if fit is None:
+        return load(path)
+    return clone(fit).set_params(checkpoint=path.parent).fit(X, Y)
+
+
+def outcome(path, expected, fit=None):
+    """ "refused", "same", "other" or "failed" with the reason; and what happened."""
     from skscalablegp.files import ModelFileError
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            model = load(path)
+            model = read(path, fit)
         except ModelFileError as error:
             said = str(error)
             return ("refused" if len(said) < 2000 and "\n" not in said else "failed"), said
@@ -333,27 +388,30 @@ def outcome(path, expected):
     return ("same" if np.array_equal(predicted, expected) else "other"), ""
 
 
-def memory(path):
-    """The largest memory during `load`, in MB, as Python and NumPy count it."""
-    from skscalablegp import load
-
+def memory(path, fit=None):
+    """The largest memory while a file is read, in MB, as Python and NumPy count it."""
     tracemalloc.start()
     with contextlib.suppress(Exception), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        load(path)
+        read(path, fit)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     return peak / 2**20
 
 
 def run(cases, seed, folder, names=None, log=None):
-    """Yield (what was done, outcome, what happened, path) of each case."""
+    """Yield (what was done, outcome, what happened, path, fit) of each case."""
     fuzzer = Fuzzer(folder, seed, names)
     for k in range(cases):
         source, what, path = fuzzer.case()
         if log is not None:
             log.write_text(f"{k} {what}")
-        yield what, *outcome(path, fuzzer.predicted[source]), path
+        fit, raw = fuzzer.fits.get(source), path.read_bytes()
+        found = outcome(path, fuzzer.predicted[source], fit)
+        # A fit that has ended has removed its checkpoint.
+        path.write_bytes(raw)
+        yield what, *found, path, fit
+        path.unlink(missing_ok=True)
 
 
 def main():
@@ -367,9 +425,10 @@ def main():
         # If a case ends the process, its description is still there.
         log = Path(tempfile.gettempdir()) / "fuzz-files-case"
         begun = None
-        for what, found, said, path in run(args.cases, args.seed, Path(folder), log=log):
+        for what, found, said, path, fit in run(args.cases, args.seed, Path(folder), log=log):
             seconds = 0.0 if begun is None else time.process_time() - begun
-            beyond = memory(path) - path.stat().st_size / 2**20
+            size = path.stat().st_size / 2**20
+            beyond = memory(path, fit) - size
             counts[found] += 1
             slowest, largest = max(slowest, (seconds, what)), max(largest, (beyond, what))
             bad = found == "failed" or seconds > 1 or beyond > 100
