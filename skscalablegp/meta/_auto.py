@@ -53,8 +53,8 @@ class AutoGPRegressor(AutoBase, NoisyRegressorBase):
     without a part of the rows. After each one, weights are computed from the density of these
     held-out rows; a single member keeps all the weight unless a mixture is clearly better. A noise
     model and the shape of the tails are learned from the errors of this mixture on held-out rows.
-    What is left of the time refits the members that have weight on all rows. Whenever the time
-    ends, the model that predicts has been judged by rows that it had not seen. See
+    In the remaining time, the members that have weight are fitted again to all rows. Whenever the
+    time ends, the model that predicts has been evaluated on held-out rows. See
     :ref:`default_sizes`.
 
     Tables may have numbers, categories, booleans, dates and missing values.
@@ -109,14 +109,14 @@ class AutoGPRegressor(AutoBase, NoisyRegressorBase):
     weights_ : ndarray of shape (k,)
         Their weights.
     noise_gain_ : float
-        The rise of the log density of held-out rows by the noise model, in nats per row.
+        Increase of the mean log density of held-out rows by the noise model.
     held_out_ : ndarray of shape (m,)
-        Numbers of the held-out rows; all rows where folds are used.
+        Indices of the held-out rows; all rows where folds are used.
     held_out_mean_, held_out_std_ : ndarray of shape (m,)
         Predictions of these rows by the weighted members that had not seen them, before the noise
         model.
     encoding_ : list of str
-        How the columns that are no plain numbers were encoded.
+        How the columns that are not plain numbers were encoded.
     n_iter_ : int
         Training steps of all fits.
     n_samples_seen_ : int
@@ -425,8 +425,8 @@ class AutoGPRegressor(AutoBase, NoisyRegressorBase):
         said = [f"{shown} by the density of {m:,} of {n:,} rows ({how})"]
         if noise.parts:
             said.append(
-                f"standard deviations are multiplied by {noise.name}, which gains "
-                f"{noise.gain:.2g} nats a row"
+                f"standard deviations are multiplied by {noise.name}, which raises the mean log "
+                f"density by {noise.gain:.2g}"
             )
         if tails != "normal":
             said.append(f"the errors have {tails} tails")
@@ -440,7 +440,7 @@ class AutoGPRegressor(AutoBase, NoisyRegressorBase):
         return "; ".join(said) + "."
 
     def permutation_relevance(self, X, y, n_repeats: int = 5, random_state=0) -> Bunch:
-        """The rise of the NLL of some rows when a column is shuffled.
+        """The increase of the mean NLL of some rows when a column is shuffled.
 
         Parameters
         ----------
@@ -456,8 +456,8 @@ class AutoGPRegressor(AutoBase, NoisyRegressorBase):
         Returns
         -------
         relevance : Bunch
-            "importances_mean" and "importances_std" of shape (d,), in nats per row, and the raw
-            "importances" of shape (d, n_repeats).
+            "importances_mean" and "importances_std" of shape (d,), and the raw "importances" of
+            shape (d, n_repeats).
         """
 
         def scorer(model: AutoGPRegressor, X: Any, y: Any) -> float:

@@ -96,7 +96,7 @@ class Trial:
 
 @dataclass(frozen=True, eq=False)
 class Rows:
-    """A table, and its rows that members are fitted to and judged by.
+    """A table, and its rows that members are fitted to and evaluated on.
 
     `folds` has pairs of the rows to fit and the rows to predict: one pair, or a pair for each fold.
     `held` are all predicted rows, in rising order, and `scored` says which of them occur once.
@@ -225,7 +225,7 @@ class AutoBase:
     def _divided(
         self: Any, X: np.ndarray, y: np.ndarray, known: Any, run: FitRun, classes: bool = False
     ) -> Rows:
-        """The rows that members are fitted to and judged by; with `classes` in equal shares."""
+        """The rows that members are fitted to and evaluated on; with `classes` in equal shares."""
         n, seed = len(X), int(run.random_state.randint(2**31 - 1))
         pairs = self._pairs(X, y, None, seed, classes)
         held = np.sort(np.concatenate([new for _, new in pairs]))
@@ -439,7 +439,7 @@ class AutoBase:
         if done < min(ENOUGH, len(rows.held)) and self._members:
             raise Late(f"time sufficed to predict {done:,} of {len(rows.held):,} held-out rows")
         if done < len(rows.held):
-            notes.append(f"judged by {done:,} of {len(rows.held):,} held-out rows")
+            notes.append(f"evaluated on {done:,} of {len(rows.held):,} held-out rows")
         refits = not fit.note and candidate.rows is None
         return Trial(fit.inner, found, done, "; ".join(notes), refits, fit.seconds)
 
@@ -455,7 +455,7 @@ class AutoBase:
         """The predictions of each fold, by a fit to the others, and the fit to all rows.
 
         A budget that does not suffice for all folds leaves the fit without the first one, which
-        is judged by that fold.
+        is evaluated on that fold.
         """
         every, again, inner, note = np.arange(len(rows.y)), fresh, None, ""
         shares_kernel = self._shares_kernel(candidate, len(every))
@@ -487,7 +487,7 @@ class AutoBase:
                 inner = None if whole.note else whole.inner
         if done < len(every) or inner is None:
             done = done if shares_kernel else len(rows.folds[0][1])
-            said = f"judged by {done:,} of {len(every):,} rows"
+            said = f"evaluated on {done:,} of {len(every):,} rows"
             note = f"{note}; {said}" if note else said
         if inner is None:
             # The fit without the first fold; what time is left at the end may replace it.

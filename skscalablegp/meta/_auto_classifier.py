@@ -78,8 +78,8 @@ class AutoGPClassifier(AutoBase, MetaEstimatorMixin, GPClassifierBase):
     other, the cheapest first, without a part of the rows. After each one, weights are computed from
     the probabilities of these held-out rows; a single member keeps all the weight unless a mixture
     is clearly better. A temperature, which held-out rows determine, makes the probabilities more or
-    less even. What is left of the time refits the members that have weight on all rows. Whenever
-    the time ends, the model that predicts has been judged by rows that it had not seen. See
+    less even. In the remaining time, the members that have weight are fitted again to all rows.
+    Whenever the time ends, the model that predicts has been evaluated on held-out rows. See
     :ref:`default_sizes`.
 
     Tables may have numbers, categories, booleans, dates and missing values.
@@ -135,7 +135,7 @@ class AutoGPClassifier(AutoBase, MetaEstimatorMixin, GPClassifierBase):
     temperature_ : float
         The logarithms of the probabilities are divided by it.
     held_out_ : ndarray of shape (m,)
-        Numbers of the held-out rows; all rows where folds are used.
+        Indices of the held-out rows; all rows where folds are used.
     held_out_proba_ : ndarray of shape (m, c)
         Probabilities of these rows by the weighted members that had not seen them, before the
         temperature.

@@ -232,7 +232,7 @@ class MeanFunctionRegressor(MetaRegressorBase):
     def _best(self, fresh: Any, unseen: Unseen, run: FitRun) -> Weighted:
         """The process on the targets, or on the errors of the trees if that has a higher density.
 
-        Both are judged by rows that they have not seen. The process alone comes first: it stands
+        Both are evaluated on rows that they have not seen. The process alone comes first: it stands
         until the other one is judged.
         """
         alone = unseen.tried(fresh, SHARES["process alone"], self._preview(None, 0.0))

@@ -85,7 +85,8 @@ class Unseen:
     features : bool, default=True
         Whether they get means of folds, from which a noise model may learn.
     common : bool, default=True
-        Whether all regressors are judged by the same rows, also one with held-out rows of its own.
+        Whether all regressors are evaluated on the same rows, also one with held-out rows of its
+        own.
 
     Attributes
     ----------
@@ -132,7 +133,7 @@ class Unseen:
         return told_noise(fresh, None if self.known is None else self.known[rows])
 
     def tried(self, fresh: Any, share: float, preview: Preview, advised: bool = True) -> Trial:
-        """A fitted regressor that is judged by rows which it has not seen.
+        """A fitted regressor that is evaluated on rows which it has not seen.
 
         A regressor that leaves rows out in closed form, or has held-out rows of its own, is fitted
         to all rows. Another one is fitted without the first fold, which judges it; then to the

@@ -17,7 +17,7 @@ _PATIENCE = 1800.0
 
 
 class RankError(RuntimeError):
-    """A rank has ended, has failed, or does something else than the others."""
+    """A rank has ended, has failed, or makes other calls than the others."""
 
 
 class Life:

@@ -186,7 +186,7 @@ def test_cut_predictions_judge_by_common_rows(clock):
     named = [("line", Toy(0)), ("slow", Toy(1, row_seconds=5.4e-2))]
     model = auto(named, 60.0, MANY_HELD).fit(X, y)
     judged = int(
-        model.leaderboard_["slow"].note.split("judged by ")[1].split(" ")[0].replace(",", "")
+        model.leaderboard_["slow"].note.split("evaluated on ")[1].split(" ")[0].replace(",", "")
     )
     assert 500 <= judged < 600 and len(model.held_out_) == judged
     assert set(model.members_) == {"line", "slow"}
