@@ -76,11 +76,16 @@ class Booster(BaseEstimator):
         return {}
 
     def _table(self, X: np.ndarray) -> np.ndarray:
-        """CatBoost takes whole numbers as categories, which an array of floats cannot have."""
-        if self.package != "catboost" or not self.categorical_features:
+        """The columns as the package wants its categories."""
+        if not self.categorical_features:
             return X
-        table = X.astype(object)
-        table[:, self.categorical_features] = X[:, self.categorical_features].astype(np.int64)
+        codes = X[:, self.categorical_features]
+        if self.package == "catboost":  # which takes whole numbers, and no floats
+            table = X.astype(object)
+            table[:, self.categorical_features] = codes.astype(np.int64)
+        else:
+            table = X.copy()
+            table[:, self.categorical_features] = np.where(codes < 0, np.nan, codes)
         return table
 
 

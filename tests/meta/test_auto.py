@@ -16,6 +16,7 @@ from sklearn.model_selection import train_test_split
 from sklearn.neighbors import KNeighborsRegressor
 
 from skscalablegp import AutoGPRegressor
+from skscalablegp.meta._boosters import BoosterRegressor
 from skscalablegp.meta._pool import (
     calibrated,
     mean_crps,
@@ -375,6 +376,30 @@ def test_boosters_join_by_name(name, monkeypatch):
     monkeypatch.setitem(sys.modules, name, toys)
     model = AutoGPRegressor([name], random_state=0).fit(*table(100))
     assert model.members_ == [name] and model.leaderboard_[name].note == ""
+
+
+@pytest.mark.parametrize(
+    "name, word", [("catboost", "cat_features"), ("lightgbm", "categorical_feature")]
+)
+def test_boosters_are_told_of_categories(name, word, monkeypatch):
+    told = {}
+
+    class Toy(LinearRegression):
+        def __init__(self, random_state=0, **quiet):
+            super().__init__()
+
+        def fit(self, X, y, **categories):
+            told.update(categories, X=X)
+            return super().fit(np.nan_to_num(X[:, 1:].astype(float)), y)
+
+    monkeypatch.setitem(sys.modules, name, SimpleNamespace(LGBMRegressor=Toy))
+    X, y = table(50)
+    X[:, 0] = np.arange(50) % 4 - 1.0
+    BoosterRegressor(name, "LGBMRegressor", 0, [0]).fit(X, y)
+    assert told[word] == [0]
+    missing = told["X"][::4, 0]
+    # CatBoost has whole numbers, and LightGBM missing entries.
+    assert set(missing) == {-1} if name == "catboost" else np.isnan(missing.astype(float)).all()
 
 
 @pytest.mark.parametrize("name", ["catboost", "lightgbm"])
