@@ -58,6 +58,21 @@ class Group:
         self.sent += tensor.nbytes if self.rank else 0
         return self._move(dist.reduce, tensor.contiguous(), dst=0)
 
+    def gather(self, tensor: Tensor) -> list[Tensor]:
+        """The tensors of all ranks, of the same shape on the CPU, at rank 0; the others get none.
+
+        A rank may wait in it for as long as the others live, which messages to one rank do not
+        allow.
+        """
+        self.sent += tensor.nbytes if self.rank else 0
+        parts = [torch.empty_like(tensor) for _ in range(self.size)] if self.rank == 0 else []
+        try:
+            work = dist.gather(tensor, parts or None, 0, group=self._gloo, async_op=True)
+        except RuntimeError as error:
+            raise self.life.blame(error) from error
+        self._wait(work)
+        return parts
+
     def send(self, tensor: Tensor, to: int) -> None:
         """Send a tensor of the CPU to one rank."""
         self.sent += tensor.nbytes

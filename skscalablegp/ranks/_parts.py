@@ -146,14 +146,10 @@ def _picked(
 
 def _gathered(ranks: Ranks, answer: Any) -> list[Any]:
     """The answers of all ranks, at rank 0; an empty list at the others."""
-    if ranks.rank:
-        data = torch.frombuffer(bytearray(pickle.dumps(answer)), dtype=torch.uint8)
-        ranks.send(torch.tensor([len(data)]), 0)
-        ranks.send(data, 0)
-        return []
-    answers = [answer]
-    for rank in range(1, ranks.size):
-        size = int(ranks.receive(torch.zeros(1, dtype=torch.int64), rank))
-        data = ranks.receive(torch.empty(size, dtype=torch.uint8), rank)
-        answers.append(pickle.loads(data.numpy().tobytes()))
-    return answers
+    data = torch.frombuffer(bytearray(pickle.dumps(answer)), dtype=torch.uint8)
+    said = ranks.exchange("sizes", str(len(data)))
+    sizes = list(map(int, said))
+    padded = torch.zeros(max(sizes), dtype=torch.uint8)
+    padded[: len(data)] = data
+    parts = zip(ranks.gather(padded), sizes, strict=False)
+    return [pickle.loads(part[:size].numpy().tobytes()) for part, size in parts]

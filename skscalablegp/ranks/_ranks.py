@@ -198,6 +198,10 @@ class Ranks:
         """The sum of the tensors of all ranks, at rank 0."""
         return self._group.total(tensor)
 
+    def gather(self, tensor: Tensor) -> list[Tensor]:
+        """The tensors of all ranks, which have the same shape, at rank 0; the others get none."""
+        return self._group.gather(tensor)
+
     def exchange(self, what: str, value: str) -> list[str]:
         """Short texts of all ranks, all of which ask for them at this point."""
         return self._group.life.gather(what, value)
