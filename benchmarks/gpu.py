@@ -33,6 +33,7 @@ import argparse
 import datetime
 import json
 import os
+import platform
 import shlex
 import statistics
 import sys
@@ -60,9 +61,8 @@ def main(argv=None):
     words = sys.argv[1:] if argv is None else argv
     known = dict(entries=entries, products=products, exact=exact, sets=sets, million=million)
     parts = known if args.part == "all" else {args.part: (known | dict(waits=waits))[args.part]}
-    on_gpu = torch.device(args.device).type == "cuda"
     facts = dict(
-        device=torch.cuda.get_device_name() if on_gpu else f"{os.cpu_count()}-core CPU",
+        device=device_name(args.device),
         date=datetime.date.today().isoformat(),
         revision=revision(),
         versions=versions(),
@@ -83,6 +83,16 @@ def main(argv=None):
             if args.lines is not None:
                 with open(args.lines, "a", encoding="utf-8") as file:
                     file.write(written + "\n")
+
+
+def device_name(name):
+    """The card, or the kind of device where torch knows no more."""
+    import torch
+
+    kind = torch.device(name).type
+    if kind in ("cuda", "xpu"):
+        return getattr(torch, kind).get_device_name()
+    return f"{os.cpu_count()}-core CPU" if kind == "cpu" else f"{kind} of {platform.machine()}"
 
 
 def finished(path):
@@ -129,19 +139,28 @@ def operator(args, n, dtype, **settings):
     """H over drawn rows at typical hyperparameters, and the generator of what is drawn next."""
     import torch
 
+    from skscalablegp._devices import precise_device
     from skscalablegp.kernels import compile_kernel, default_kernel
-    from skscalablegp.linalg.operators import KernelOperator
+    from skscalablegp.linalg.operators import kernel_operator
 
-    generator = torch.Generator().manual_seed(0)
-    X = torch.randn(n, COLUMNS, generator=generator, dtype=dtype).to(args.device)
+    device, generator = torch.device(args.device), torch.Generator().manual_seed(0)
+    there = precise_device(device)
+    X = torch.randn(n, COLUMNS, generator=generator, dtype=dtype).to(there)
     kernel = compile_kernel(default_kernel(COLUMNS), COLUMNS)
     theta = kernel.theta0.clone()
     theta[1:-1], theta[-1] = 0.5 * torch.log(torch.tensor(float(COLUMNS))), -3.0
-    return KernelOperator(kernel, theta, X, **settings), generator
+    # Without double precision, products are sent to the device.
+    on = None if there == device else device
+    return kernel_operator(kernel, theta, X, products_on=on, **settings), generator
 
 
 def entries(args):
-    for name in ("float32", "float64"):
+    import torch
+
+    from skscalablegp._devices import has_float64
+
+    double = has_float64(torch.device(args.device))
+    for name in ("float32", "float64") if double else ("float32",):
         for columns in (1, 17, 65):
             yield dict(dtype=name, n_right_hand_sides=columns), partial(entry, args, name, columns)
 
@@ -155,7 +174,7 @@ def entry(args, name, columns):
     gemm = 2 * m**3 / timed(lambda: A @ A, args)
     copy = 2 * A.numel() * A.element_size() / timed(A.clone, args)
     H, generator = operator(args, n, dtype)
-    V = torch.randn(n, columns, generator=generator, dtype=dtype).to(args.device)
+    V = torch.randn(n, columns, generator=generator, dtype=dtype).to(H.device)
     seconds = timed(lambda: H.matmul(V), args)
     # each pair of rows once: its distance, its value, and both halves of the product
     operations = n**2 / 2 * (2 * COLUMNS + 4 * columns)
@@ -186,7 +205,7 @@ def product(args, way, columns):
         H, generator = operator(args, n, torch.float32, products=way)
     except ImportError as error:
         return dict(status=f"left out: {error}")
-    V = torch.randn(n, columns, generator=generator).to(args.device)
+    V = torch.randn(n, columns, generator=generator).to(H.device)
     start = time.perf_counter()
     float(H.matmul(V)[0, 0])
     first = time.perf_counter() - start
@@ -269,7 +288,7 @@ def projected(args):
 
     n, columns = rows(args, 1_000_000), 17
     H, generator = operator(args, n, torch.float32)
-    V = torch.randn(n, columns, generator=generator).to(args.device)
+    V = torch.randn(n, columns, generator=generator).to(H.device)
     product = timed(lambda: H.matmul(V), args, repeats=1)
     gradient = timed(lambda: H.bilinear_grad(V, V), args, repeats=1)
     steps = 3

@@ -55,6 +55,14 @@ def test_parts_end_and_are_not_repeated(part, count, device, gpu, capsys):
     assert ("simulated" if device == "cuda" else "CPU") in lines[0]["device"]
 
 
+@pytest.mark.parametrize("part, count", [("entries", 3), ("million", 1)])
+def test_a_device_without_double_precision(part, count, gpu):
+    with simulated("mps:0") as there:
+        lines = gpu("--part", part, "--device", "mps")
+        assert len(lines) == count and there.launches
+    assert all(line["device"].startswith("mps") for line in lines)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("part, count", [("exact", 2), ("sets", 6), ("products", 6)])
 def test_other_parts_end(part, count, gpu, data_folder, monkeypatch):

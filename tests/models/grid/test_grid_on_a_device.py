@@ -117,3 +117,25 @@ def test_predictions(solver, structure, love):
             ])  # fmt: skip
     for ours, theirs in zip(*found, strict=True):
         assert_allclose(theirs, ours, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
+@pytest.mark.parametrize("solver", ["cholesky", "cg"])
+def test_sums_that_are_stored_densely(solver, monkeypatch):
+    """As on sums of many axes, of which every two share entries of the Gram matrix."""
+    monkeypatch.setattr("skscalablegp.models.grid._moments._DENSE_COLUMNS", 3)
+    d, structure, kernel = CASES[2]
+    rng = np.random.default_rng(d)
+    X, Y = rng.uniform(-1, 2, (60, d)), rng.standard_normal((60, 1))
+    found = []
+    for device in ("cpu", "cuda"):
+        with simulated() as gpu:
+            model = KISSGPRegressor(
+                kernel, grid_size=12, structure=structure, solver=solver, max_iter=2,
+                device=device, random_state=0,
+            ).fit(X, Y[:, 0])  # fmt: skip
+            assert bool(gpu.launches) == (device == "cuda")
+            found.append([*model.predict(X[:9], return_std=True), [*model.kernel_.theta]])
+    assert isinstance(grid_moments(make_grid(X, [12] * d, structure), X, Y).gram, np.ndarray)
+    for ours, theirs in zip(*found, strict=True):
+        assert_allclose(theirs, ours, rtol=1e-5, atol=1e-6)
