@@ -384,13 +384,12 @@ def test_boosters_join_by_name(name, monkeypatch):
 def test_boosters_are_told_of_categories(name, word, monkeypatch):
     told = {}
 
-    class Toy(LinearRegression):
+    class Toy:
         def __init__(self, random_state=0, **quiet):
-            super().__init__()
+            pass
 
         def fit(self, X, y, **categories):
             told.update(categories, X=X)
-            return super().fit(np.nan_to_num(X[:, 1:].astype(float)), y)
 
     monkeypatch.setitem(sys.modules, name, SimpleNamespace(LGBMRegressor=Toy))
     X, y = table(50)
