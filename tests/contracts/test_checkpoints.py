@@ -9,6 +9,7 @@ import warnings
 
 import numpy as np
 import pytest
+import torch
 from contracts.fit_contract import Injected, answers, data, shared
 from contracts.test_fit_contract import FIT_ROWS
 from numpy.testing import assert_allclose
@@ -16,6 +17,7 @@ from sklearn.datasets import make_friedman1
 from sklearn.exceptions import ConvergenceWarning
 
 from skscalablegp import IterativeGPRegressor, RFFRegressor, SVGPRegressor
+from skscalablegp.core.training._moving import restored
 from skscalablegp.files import ModelFileError
 from skscalablegp.gradients import ExactGradient
 
@@ -146,6 +148,15 @@ def test_damaged_files_are_refused(tmp_path):
         file.write_bytes(bytes(damaged)[: int(rng.integers(len(whole) // 2, len(whole) + 1))])
         with pytest.raises(ModelFileError, match=re.escape(file.name)):
             IterativeGPRegressor(checkpoint=tmp_path).fit(X, Y)
+
+
+def test_a_state_whose_axes_are_exchanged_is_refused():
+    value = torch.zeros(2, 3)
+    with pytest.raises(ModelFileError, match="another form"):
+        restored(value, np.ones((3, 2), np.float32))
+    assert (restored(value, np.ones((2, 3), np.float32)) == 1).all()
+    # Where tables grow, so do states.
+    assert len(restored(value, np.ones((4, 3), np.float32))) == 4
 
 
 def test_without_a_seed_the_file_has_one(tmp_path):

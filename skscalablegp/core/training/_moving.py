@@ -104,7 +104,8 @@ def _restored_array(value: Any, state: Any, fresh: bool) -> Any:
     if isinstance(value, Generator):
         value.set_state(tensor)
         return value
-    if tensor.ndim != value.ndim or tensor.dtype != value.dtype:
+    exchanged = tensor.shape != value.shape and sorted(tensor.shape) == sorted(value.shape)
+    if exchanged or tensor.ndim != value.ndim or tensor.dtype != value.dtype:
         raise ModelFileError("a tensor of the state has another form")
     if fresh or tensor.shape != value.shape:
         return tensor.to(value.device)

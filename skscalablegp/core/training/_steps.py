@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -180,7 +181,7 @@ class _Run:
         self.best, self.kept, self.stale = np.inf, None, 0
         self.last: tuple[float, Any] | None = None
         self.scores: list[float] = []
-        self.moved, self.done = False, 0
+        self.moved, self.done, self.resumed = False, 0, False
         # What the monitor was told.
         self.told: list[tuple[np.ndarray, float, float]] = []
 
@@ -212,8 +213,10 @@ class _Run:
     def advance(self, until: int) -> None:
         """Make steps until there are so many."""
         while self.done < until:
-            self.stepper.step()
-            self.done, self.moved = self.done + 1, True
+            # Parts of a recorded state that do not belong together fail in the first step.
+            with reading() if self.resumed else nullcontext():
+                self.stepper.step()
+            self.done, self.moved, self.resumed = self.done + 1, True, False
             if self.log.due and self.done < until:
                 self._record()
             self.monitor.budget.check()
@@ -299,5 +302,6 @@ class _Run:
             self.last = score, self.kept if same else restored(new, state, fresh=True)
         restored(self.stepper, found["stepper"])
         self.stepper.resumed()
+        self.resumed = True
         self.log.skip_to(found["seconds"])
         return None if found["over"] is None else StepsResult(*found["over"])
