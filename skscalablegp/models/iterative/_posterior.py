@@ -213,7 +213,8 @@ class IterativePosterior(KernelPosterior):
             return Y - self.weights[rows] * variance[:, None], variance
         if self.samples is None:
             return None
-        inverse = self.samples.representer_weights[rows].square().mean(1).to(known)
+        solved = self.samples.representer_weights.to(known)
+        inverse = solved[rows].square().mean(1)
         return Y - self.weights[rows].to(Y) / inverse[:, None], 1 / inverse
 
     def sample(self, X: Rows, n_samples: int, random_state: np.random.RandomState) -> Draws:

@@ -107,7 +107,8 @@ class Dictionary:
     def scaled(self, dtype: torch.dtype) -> KernelFunctions:
         """The functions, scaled so that their prior precisions are 1."""
         scale = 1 / (self.amplitude.cpu().numpy() * np.sqrt(self.precision))
-        return KernelFunctions(self.kernel, self.points.to(dtype), torch.as_tensor(scale).to(dtype))
+        points = self.points.to(dtype)
+        return KernelFunctions(self.kernel, points, torch.as_tensor(scale).to(points))
 
     def after(self, stepper: QSGPStepper) -> Dictionary:
         """The dictionary with the best precisions for the weights of a stepper (appendix I.3)."""
