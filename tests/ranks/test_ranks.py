@@ -396,7 +396,7 @@ def test_other_programs_of_the_documentation_run(tmp_path, name, said):
 @pytest.mark.skipif(not PAGE.exists(), reason="not a checkout of the repository")
 @pytest.mark.parametrize(
     "name, said, times",
-    [("fit.py", "2 ranks: ", 1), ("own_rows.py", ": 10000 rows, R2 1.00", 2)],
+    [("fit.py", "2 ranks: ", 1), ("own_rows.py", ": 10000 rows, R2 0.99", 2)],
 )
 def test_programs_of_the_documentation_run_under_torchrun(tmp_path, name, said, times):
     (tmp_path / name).write_text(program(name))
