@@ -174,7 +174,7 @@ def _listed(columns: dict[str, float]) -> str:
     shortest = columns[first]
     shown = [f"{first} 1", *(f"{name} {shortest / columns[name]:.2g}" for name in others)]
     if not others:
-        return f"column that matters most: {first}"
+        return f"columns that matter most: {first} alone"
     return (
         f"columns that matter most: {', '.join(shown)} (relevance relative to the first: the "
         "spread of a column over its length scale)"
