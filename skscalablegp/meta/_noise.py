@@ -248,6 +248,8 @@ def _candidates(F, squares, given, random_state, check_time):
             signal + WhiteKernel(0.5),
             optimizer=QuasiNewton(tol=_GAIN, compare_starts=False),
             normalize_y=True,
+            # So few rows are faster there, and the caller may have asked for no GPU.
+            device="cpu",
             random_state=seed,
         )
         scaled = scaler.fit_transform(F)
