@@ -192,7 +192,7 @@ def setup(app):
         source[0] = with_outputs(docname, source[0])
         path = FOLDER / f"{record_of(docname)}.json"
         if path.exists():
-            app.env.dependencies[docname].add(str(path))
+            app.env.note_dependency(path, docname=docname)
 
     app.connect("source-read", read)
     return {"parallel_read_safe": True}
