@@ -278,6 +278,9 @@ class HeteroscedasticRegressor(NoisyRegressorBase):
         else:
             noise = unseen.told(trial.fresh).get("noise_variance", np.zeros(len(X)))[rows]
             variance = np.maximum(left.variance - noise, 1e-12 * left.variance)
+            if not left.std.min() > 0:
+                # Standard deviations of zero, as those of DummyRegressor, say nothing of errors.
+                scaled = replace(scaled, extra=mean_square(errors))
         variance = scaled.extra + variance
         total = variance + (0 if known is None else known[rows])
         squares = np.square(errors) / total

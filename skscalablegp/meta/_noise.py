@@ -30,6 +30,9 @@ FEWEST_ROWS = 100
 _LEAST = 1e-12
 # Up to this number of rows folds are cheap, and a Gaussian process of the log squares is compared.
 _FEW_ROWS = 2000
+# Features further away than this, in units of their spread, leave the process out: rounding of
+# their squares is as large as the squared distances of the other rows.
+_FARTHEST = 1e7
 # A model must beat a constant by this many standard errors, because the best of many candidates
 # seems better than it is.
 _DOUBT = 2.0
@@ -202,6 +205,8 @@ def best_noise(
         if not scores:
             raise
     found = list(scores.values())
+    if not found:
+        return plain, flat
     if len(found) > 1:
         one, two = (score.chosen[0][0] for score in found)
         pairs = product(_POWERS.tolist(), repeat=2)
@@ -253,6 +258,8 @@ def _candidates(F, squares, given, random_state, check_time):
             random_state=seed,
         )
         scaled = scaler.fit_transform(F)
+        if not np.abs(scaled).max() < _FARTHEST:
+            return
         with warnings.catch_warnings(), reporting_only(judged=True):
             # A length scale at its bound means that the errors have one size everywhere.
             warnings.simplefilter("ignore", ConvergenceWarning)

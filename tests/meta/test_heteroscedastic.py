@@ -404,6 +404,13 @@ class TestInCompany:
         assert sizes[0] == 240 and model.n_residuals_ == 60
         np.testing.assert_allclose(model.predict(X), model.estimator_.predict(X))
 
+    def test_a_regressor_that_promises_no_errors(self):
+        """The standard deviations of DummyRegressor are zero; a column has far entries."""
+        X, y = curve(150)
+        X = np.column_stack([X, np.exp(20 * np.random.default_rng(1).standard_normal(150))])
+        model = HeteroscedasticRegressor(DummyRegressor(), random_state=0).fit(X, y)
+        assert 0.7 < np.mean(np.square((y - y.mean()) / model.predict_std(X))) < 1.5
+
     def test_a_second_fit_forgets_the_first_regressor(self):
         X, y = curve(60)
         model = HeteroscedasticRegressor(RFFRegressor(), random_state=0).fit(X, y)

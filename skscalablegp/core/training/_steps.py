@@ -290,18 +290,25 @@ class _Run:
 
     def _resume(self, found: dict[str, Any]) -> StepsResult | None:
         """Set everything to what was recorded; the result if there was one."""
-        self.best, self.stale, self.moved = found["best"], found["stale"], found["moved"]
-        self.scores, self.done = [*found["scores"]], found["done"]
-        self.told = [(np.asarray(theta), value, epochs) for theta, value, epochs in found["told"]]
+        self.best, self.stale = float(found["best"]), int(found["stale"])
+        self.done, self.moved = int(found["done"]), bool(found["moved"])
+        self.scores = [float(score) for score in found["scores"]]
+        self.told = [
+            (np.asarray(theta), float(value), float(epochs))
+            for theta, value, epochs in found["told"]
+        ]
         new = self.stepper.snapshot()
         if found["kept"] is not None:
             self.kept = restored(new, found["kept"], fresh=True)
         if found["last"] is not None:
-            score, state = found["last"]
+            score, state = float(found["last"][0]), found["last"][1]
             same = found["last is kept"]
             self.last = score, self.kept if same else restored(new, state, fresh=True)
         restored(self.stepper, found["stepper"])
         self.stepper.resumed()
         self.resumed = True
         self.log.skip_to(found["seconds"])
-        return None if found["over"] is None else StepsResult(*found["over"])
+        if found["over"] is None:
+            return None
+        score, n_steps, reason = found["over"]
+        return StepsResult(float(score), int(n_steps), str(reason))
