@@ -75,7 +75,7 @@ def test_functions_at_given_points_are_subset_of_regressors_regression(inference
 def test_some_of_the_rows_are_as_many_points_as_were_asked_for():
     X, y = table(100)
     model = QSGPRegressor(basis="rows", n_components=10, **FIXED).fit(X, y)
-    assert model.n_basis_ == 10 and "10 functions" in model.fit_report_.summary
+    assert model.n_basis_ == 10 and "10 basis functions" in model.fit_report_.summary
     points = model._state.functions.points
     assert len(np.unique(points, axis=0)) == 10
     assert all((X == point).all(1).any() for point in points)
