@@ -163,10 +163,11 @@ class Whitening:
         """
         fraction, double = JITTER[K.dtype], K.dtype == torch.float64
         K = precise(K.detach())
-        if double and noise > 0:
-            fraction = min(fraction, _OF_NOISE * noise / float(K.diagonal().mean()))
+        scale = float(K.diagonal().mean())
+        if double and min(noise, scale) > 0:
+            fraction = min(fraction, _OF_NOISE * noise / scale)
         eye = torch.eye(len(K), dtype=K.dtype, device=K.device)
-        jitter = fraction * float(K.diagonal().mean())
+        jitter = fraction * scale
         L, more = cholesky_with_jitter(torch.add(K, eye, alpha=jitter), max_jitter=1e-2)
         inverse = torch.linalg.solve_triangular(L, eye, upper=False)
         return cls(L, inverse, jitter + more, fraction)
