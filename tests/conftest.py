@@ -48,7 +48,8 @@ def perturbed_input(request):
 
     What a test promises should not depend on the last digits of its table. Equal numbers stay
     equal, so that repeated rows, refits and predictions of single rows are what they were. Tests
-    whose own regressors look for rows of the table are marked exact_input and see it as it is.
+    that compare tables which would be perturbed in different ways, or whose own regressors look for
+    rows, are marked exact_input and see tables as they are.
     """
     size = float(os.environ.get("PERTURBED", "0"))
     if not size or request.node.get_closest_marker("exact_input"):

@@ -39,8 +39,7 @@ def distribute(timeout: float = 30.0, rows: str = "replicated") -> Iterator[Rank
         are compared. "own": other rows at each rank; the table is that of all ranks, in their
         order. Only estimators that need rows through sums accept this: `RFFRegressor`,
         `SGPRRegressor` and `KISSGPRegressor`. The fitted model then has no training rows, and a
-        prediction inside the
-        context is that of one rank.
+        prediction inside the context is that of one rank.
 
     Yields
     ------
@@ -71,9 +70,8 @@ def distribute(timeout: float = 30.0, rows: str = "replicated") -> Iterator[Rank
 
     With ``rows="own"``, each pass over the rows sends a few m x m matrices, for m features or
     inducing points, between rank 0 and each other rank; for a grid, its sums travel once. Rows
-    travel only where a method asks for
-    some thousand of them, such as those that choose the starting hyperparameters. Equal rows are
-    not merged.
+    travel only where a method asks for some thousand of them, such as those that choose the
+    starting hyperparameters. Equal rows are not merged.
 
     Examples
     --------

@@ -198,7 +198,7 @@ def target_scales(
     if moments is None:
         return np.zeros(t), np.ones(t)
     mean, std = moments.scales()
-    return mean, np.full_like(std, np.sqrt(np.mean(np.square(std)))) if shared else std
+    return mean, _of_all(std) if shared else std
 
 
 def repeated_moments(
@@ -214,7 +214,7 @@ def repeated_moments(
     mean = (share * Y).sum(0)
     squares = (share * np.square(Y - mean)).sum(0) + within.sum(0) / counts.sum()
     std = _scale(np.sqrt(squares), mean)
-    return mean, np.full_like(std, np.sqrt(np.mean(np.square(std)))) if shared else std
+    return mean, _of_all(std) if shared else std
 
 
 def weighted_moments(
@@ -231,6 +231,11 @@ def weighted_moments(
     if counts is None or robust:
         return target_moments(Y, normalize, shared, robust)
     return repeated_moments(Y, counts, np.zeros_like(Y), normalize, shared)
+
+
+def _of_all(std: np.ndarray) -> np.ndarray:
+    """One scale in place of those of several targets: the root of their mean square."""
+    return np.full_like(std, np.sqrt(np.mean(np.square(std))))
 
 
 def _scale(std: np.ndarray, mean: np.ndarray) -> np.ndarray:
