@@ -401,7 +401,6 @@ class EstimatorContract(Contract):
             atol=row.batch_rtol,
         )
 
-    @pytest.mark.exact_input  # arrays of torch are not perturbed
     @once_a_family
     @pytest.mark.parametrize(
         "library, dispatch",

@@ -112,7 +112,6 @@ def test_noise_that_depends_on_the_row_goes_on_top():
     assert high > 3 * low
 
 
-@pytest.mark.exact_input  # arrays are perturbed once more on their way to the regressors
 def test_both_regressors_may_name_columns():
     X, y = table(60)
     frame = pd.DataFrame(X, columns=["a", "b"])
