@@ -55,7 +55,11 @@ def test_densities_are_those_of_the_logarithm(prior):
     assert_allclose(density, PRIORS[prior].logpdf(x) + t, rtol=1e-9)
     finite = (prior.log_density(t + 1e-6)[0] - prior.log_density(t - 1e-6)[0]) / 2e-6
     assert_allclose(slope, finite, rtol=1e-5, atol=1e-7)
-    total, _ = quad(lambda u: np.exp(prior.log_density(u)[0]), -40, 40, points=[0], limit=200)
+
+    def density_at(u):
+        return np.exp(prior.log_density(np.array([u]))[0][0])
+
+    total, _ = quad(density_at, -40, 40, points=[0], limit=200)
     assert_allclose(total, 1, rtol=1e-6)
 
 

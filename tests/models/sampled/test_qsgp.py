@@ -72,6 +72,7 @@ def test_functions_at_given_points_are_subset_of_regressors_regression(inference
     assert_allclose(model.predict(X), phi @ expected, atol=1e-4)
 
 
+@pytest.mark.exact_input
 def test_some_of_the_rows_are_as_many_points_as_were_asked_for():
     X, y = table(100)
     model = QSGPRegressor(basis="rows", n_components=10, **FIXED).fit(X, y)
