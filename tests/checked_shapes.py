@@ -23,6 +23,10 @@ in_every_call = jaxtyping.jaxtyped
 
 _counts: Counter[str] = Counter()
 _checks: dict = {}
+# In a forked process no checks are made anew: the lock of beartype, which another thread may have
+# held at the fork, would never be free there.
+_forked: list = []
+os.register_at_fork(after_in_child=lambda: _forked.append(True))
 
 
 class _Called(threading.local):
@@ -72,9 +76,11 @@ def in_first_calls(target=None, *, typechecker):
     if _counts[name] >= CHECKED_CALLS:
         return target
     counts, enough, called, checks = _counts, CHECKED_CALLS, _called, checks_of
+    forked, made = _forked, _checks
 
     def call(*args, **kwargs):
-        if counts[name] >= enough:
+        unchecked = forked and (target.__code__, typechecker) not in made
+        if unchecked or counts[name] >= enough:
             return target(*args, **kwargs)
         counts[name] += 1
         checked = checks(target, typechecker)
