@@ -111,8 +111,10 @@ def record(source: Path) -> None:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 _run(code, str(source), names)
-            text = [line.rstrip() for line in printed.getvalue().rstrip().splitlines()]
-            text = [line for line in text if not _PROGRESS.search(line)]
+            # A progress bar begins each of its states with a carriage return.
+            text = [line for line in printed.getvalue().rstrip().split("\n") if "\r" not in line]
+            text = [line.rstrip() for line in text if not _PROGRESS.search(line)]
+            text = text if any(text) else []
             if len(text) > _LINES:
                 text = [*text[:_LINES], "..."]
             pictures = _saved_figures(f"{name}-{k}")

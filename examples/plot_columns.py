@@ -44,7 +44,7 @@ codes = OrdinalEncoder(categories=[AIRLINES]).set_output(transform="pandas")
 X = days[["day_of_year"]].astype(float).join(codes.fit_transform(days[["carrier"]].astype(str)))
 y = days["mean"]
 train, test = train_test_split(X.index, test_size=0.3, random_state=0)
-print(f"{len(train)} airline days to learn from, {len(test)} to judge by")
+print(f"{len(train)} training rows, {len(test)} test rows")
 
 # %%
 # The kernels

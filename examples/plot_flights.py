@@ -46,7 +46,7 @@ flights = fetch_flights(n_rows=N_TRAIN + N_TEST, random_state=0)
 X_train, X_test, y_train, y_test = train_test_split(
     flights.data, flights.target, train_size=N_TRAIN, random_state=0
 )
-print(f"{len(X_train):,} flights to learn from, {len(X_test):,} to judge by")
+print(f"{len(X_train):,} training flights, {len(X_test):,} test flights")
 
 # %%
 # The model

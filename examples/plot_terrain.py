@@ -43,7 +43,7 @@ rng = np.random.default_rng(0)
 order = rng.permutation(np.flatnonzero(~gap))
 train, test = order[:10_000], order[10_000:14_000]
 measured = heights + rng.normal(scale=5.0, size=heights.shape)
-print(f"{len(train):,} places to learn from, {len(test):,} to judge by")
+print(f"{len(train):,} training places, {len(test):,} test places")
 
 # %%
 # Two models
@@ -108,8 +108,8 @@ print("\nseconds of training: " + ", ".join(f"{name} {s:.1f}" for name, s in sec
 # The picture
 # -----------
 #
-# Above: the heights, and two maps predicted from the measurements. Below: intervals along the
-# dotted line, and the width of the intervals everywhere. Those of the process depend on the
+# Top row: the heights, and two maps predicted from the measurements. Bottom row: intervals along
+# the dotted line, and the width of the intervals everywhere. Those of the process depend on the
 # distance to the measurements, and are wide in the dashed rectangle, which has none.
 
 shown = np.flatnonzero(((rows % 3 == 0) & (columns % 3 == 0)).ravel())
