@@ -256,7 +256,7 @@ class FitEvents:
         # Tasks form a tree that is kept during the fit; without callbacks it needs no leaves.
         self._listening = self._root is not None and hasattr(estimator, "_skl_callbacks")
 
-    def step(self, attributes: Callable[[], dict[str, Any]] | None = None) -> bool:
+    def step(self, attributes: Callable[[], dict[str, Any] | None] | None = None) -> bool:
         """Report one finished iteration.
 
         Parameters

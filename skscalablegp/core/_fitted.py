@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
 
 from .posteriors import (
-    Moments,
     Posterior,
     ProcessModule,
     predictive_log_density,
@@ -56,6 +55,23 @@ class LeftOut:
     def feature_mean(self) -> np.ndarray:
         """The means from which a noise model learns."""
         return self.mean if self.fold_mean is None else self.fold_mean
+
+
+class TargetMoments(NamedTuple):
+    """Moments at some rows, for each target in its own units.
+
+    Attributes
+    ----------
+    mean : ndarray of shape (m, t)
+    variance : ndarray of shape (m, t)
+        Variance of the noise-free functions.
+    noise : ndarray of shape (m, t)
+        Variance that the kernel's white noise adds to a new observation.
+    """
+
+    mean: np.ndarray
+    variance: np.ndarray
+    noise: np.ndarray
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,11 +126,11 @@ class FittedProcess:
         (mean,) = self._in_chunks(X, lambda rows: (self.posterior.mean(rows),))
         return mean * self.y_std + self.y_mean
 
-    def moments(self, X: np.ndarray) -> Moments:
+    def moments(self, X: np.ndarray) -> TargetMoments:
         """Means, variances of the noise-free functions, and noise variances, each (m, t)."""
         mean, variance, noise = self._in_chunks(X, self.posterior.moments)
         square = np.square(self.y_std)
-        return Moments(
+        return TargetMoments(
             mean * self.y_std + self.y_mean, variance[:, None] * square, noise[:, None] * square
         )
 

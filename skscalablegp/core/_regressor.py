@@ -218,11 +218,11 @@ class TableRegressorBase(GPPredictionBase):
         if alone:
             known = check_noise_variance(noise_variance, len(X), self._n_outputs())
             found = self._merged(X, np.asarray(y, dtype=np.float64), known)
-            if found is None or not np.array_equal(found.counts, counts):
+            if found is None or found.counts is None or not np.array_equal(found.counts, counts):
                 return None  # The fit has had weights, or other rows have joined.
             groups = found.groups[rows]
         chosen, place = np.unique(groups, return_inverse=True)
-        together = self._left_out_together(chosen)
+        together = self._left_out_together(chosen, counts[chosen])
         if together is None:
             return None
         mean, latent, noise = (part[place] for part in together)
@@ -236,8 +236,12 @@ class TableRegressorBase(GPPredictionBase):
         mean = mean * self._y_train_std + self._y_train_mean
         return LeftOut(rows, squeeze(mean), squeeze(std), "leave_one_out")
 
-    def _left_out_together(self, chosen: np.ndarray) -> tuple[np.ndarray, ...] | None:
+    def _left_out_together(
+        self, chosen: np.ndarray, counts: np.ndarray
+    ) -> tuple[np.ndarray, ...] | None:
         """Merged rows left out as a whole, in normalised units; None without a closed form.
+
+        `counts` are the numbers of rows that the chosen ones stand for.
 
         Returns
         -------
@@ -246,19 +250,17 @@ class TableRegressorBase(GPPredictionBase):
             Variances of the latent function, and of the noise of a single row.
         """
         posterior, at = self._posterior(), self._inputs(self.X_train_[chosen])
-        Y, known, counts = (
-            torch.tensor(np.ascontiguousarray(part[chosen])).to(at)
-            for part in (self._table().targets, self._noise_train, self._counts_train)
-        )
+        parts = self._table().targets[chosen], self._noise_train[chosen], counts
+        Y, known, repeats = (torch.tensor(np.ascontiguousarray(part)).to(at) for part in parts)
         white = posterior.noise(at)
         noise, places = white + known, torch.as_tensor(chosen, device=at.device)
         # The noise of the means, of which posteriors know the white part.
-        predicted = posterior.leave_one_out(places, at, Y, noise / counts - white)
+        predicted = posterior.leave_one_out(places, at, Y, noise / repeats - white)
         if predicted is None:
             return None
         mean, variance = predicted
-        parts = mean, (variance - noise / counts).clamp_min(0)[:, None], noise[:, None]
-        return tuple(part.cpu().double().numpy() for part in parts)
+        found = mean, (variance - noise / repeats).clamp_min(0)[:, None], noise[:, None]
+        return tuple(part.cpu().double().numpy() for part in found)
 
     def _join_exactly(self, run: FitRun, remedy: str) -> None:
         """Make the exact process of the table, which rows have joined, the fitted model."""
@@ -272,9 +274,8 @@ class TableRegressorBase(GPPredictionBase):
         """Append such rows to the table; returns the number of rows."""
         table = self._table()
         if table.counts is not None or more.counts is not None:
-            table, more = table.counted(), more.counted()
-            self._counts_train = np.append(table.counts, more.counts)
-            self._within_train = np.append(table.within, more.within)
+            parts = zip(table.repeats(), more.repeats(), strict=True)
+            self._counts_train, self._within_train = (np.append(*part) for part in parts)
         self.X_train_ = np.concatenate([table.X, more.X])
         self.y_train_ = np.concatenate([table.y, more.y])
         self._noise_train = np.concatenate([table.noise, more.noise])
@@ -327,9 +328,10 @@ class TableRegressorBase(GPPredictionBase):
 
     def _keep_table(self, table: Table) -> None:
         """Make the table part of the fitted model; rows of several ranks are in none."""
-        self.X_train_, self.y_train_ = (table.X, table.y) if table.here else (None, None)
+        rows: tuple[Any, ...] = (table.X, table.y, table.noise) if table.here else (None,) * 3
+        self.X_train_, self.y_train_, self._noise_train = rows
         self._y_train_mean, self._y_train_std = table.y_mean, table.y_std
-        self._noise_train, self._origin = table.noise if table.here else None, table.origin
+        self._origin = table.origin
         self._counts_train, self._within_train = table.counts, table.within
 
     def _table(self) -> Table:
@@ -380,7 +382,7 @@ class TableRegressorBase(GPPredictionBase):
             result = self._exact.likelihood(theta, eval_gradient, self._fit_device())
             value, grad = result.value, result.grad
         value = np.float64(value)
-        return (value, grad.cpu().numpy()) if eval_gradient else value
+        return value if grad is None else (value, grad.cpu().numpy())
 
     def _check_dense_memory(self, what: str, copies: int) -> None:
         n = len(self.X_train_)

@@ -187,10 +187,12 @@ class FitRun(Run):
         self._rate = "learning_rate"
         self._because = ""
         self._final: SolveSummary | None = None
-        self._offset, self._X, self._Y = 0.0, np.empty((0, 1)), None
+        self._offset, self._X = 0.0, np.empty((0, 1))
+        self._Y: np.ndarray | None = None
         self._table: tuple[Any, Any] | None = None
         self._nothing = ""
-        self._records, self._checkpoint = ExitStack(), None
+        self._records = ExitStack()
+        self._checkpoint: Checkpoint | None = None
         self._opened = False
 
     # ------------------------------------------------------------------ the context
@@ -394,6 +396,7 @@ class FitRun(Run):
         self.monitor.preview = None if show is None else partial(self._model_at, show)
 
     def _tell(self, step: TrainingStep) -> bool:
+        assert self._events is not None  # `begin` has opened them before it adds this callback.
         return self._events.step(None if step.preview is None else lambda: self._attributes(step))
 
     def _model_at(self, show: Callable[[Any, TrainingStep], None], step: TrainingStep) -> Any:

@@ -18,6 +18,7 @@ from ._training_plan import (
     EXACT_STEPS,
     REFINING_STEPS,
     StageSettings,
+    Subsets,
     TrainingPlan,
     plan_stages,
     plan_training,
@@ -130,7 +131,7 @@ def fit_hyperparameters(
         theta = chosen.theta
     if subsets is not None:
         exact = estimator.on_subset() or ExactGradient()
-        start = _initialise(problem, exact, theta, settings, run, estimator.exact)
+        start = _initialise(problem, exact, theta, settings, subsets, run, estimator.exact)
         theta, metric = start.theta, start.metric
         if metric is not None and not estimator.exact:
             # Noise of the gradient must not become long steps in directions without curvature.
@@ -178,6 +179,7 @@ def best_of(
         Number of attempts from each start.
     """
     n_iter = 0 if best is None else best.n_iter
+    ended = None
     for k, attempt in enumerate(attempts):
         try:
             with run.budget.may_end(best is not None) as ending:
@@ -189,16 +191,18 @@ def best_of(
             run.monitor.failures.append(f"restart {k // ways}: {failure}")
             continue
         if ending.reason is not None:
-            return replace(best, n_iter=n_iter, stop_reason=ending.reason)
+            ended = ending.reason
+            break
         n_iter += result.n_iter
         # Of equals up to rounding the first one counts, whose optimiser follows slopes to the end.
-        if k == 0 or result.value > best.value + ROUNDING * abs(best.value):
+        if k == 0 or best is None or result.value > best.value + ROUNDING * abs(best.value):
             best = result
         if result.stop_reason == "diverged" and k > 0:
             run.monitor.failures.append(f"restart {k // ways}: training diverged")
         elif result.stop_reason not in _DONE:
             break
-    return replace(best, n_iter=n_iter)
+    assert best is not None  # The first attempt has ended, or has raised its error.
+    return replace(best, n_iter=n_iter, stop_reason=ended or best.stop_reason)
 
 
 def _train_all_rows(
@@ -272,6 +276,7 @@ def _initialise(
     exact: GradientEstimator,
     theta: np.ndarray,
     settings: StageSettings,
+    subsets: Subsets,
     run: Run,
     all_exact: bool,
 ) -> TrainingResult:
@@ -279,10 +284,10 @@ def _initialise(
 
     `all_exact` is whether the gradients of training on all rows, which follows, are exact.
     """
-    n, subsets = len(problem.X), settings.subsets
+    n = len(problem.X)
     tol = _SUBSET_TOL[all_exact and not subsets.only]
     if subsets.count > 1:
-        return _average_neighbourhoods(problem, exact, theta, settings, run, tol)
+        return _average_neighbourhoods(problem, exact, theta, settings, subsets, run, tol)
     order = torch.randperm(n, generator=run.generator).to(problem.X.device)
     n_iter, metric, size, result = 0, None, subsets.size, None
     # A subset of nearly all rows is not worth its time if all rows follow.
@@ -319,10 +324,11 @@ def _average_neighbourhoods(
     exact: GradientEstimator,
     theta: np.ndarray,
     settings: StageSettings,
+    subsets: Subsets,
     run: Run,
     tol: float,
 ) -> TrainingResult:
-    subsets, results = settings.subsets, []
+    results: list[TrainingResult] = []
     sets = centroid_subsets(problem.X, subsets.count, subsets.size, run.generator)
     for k, rows in enumerate(sets):
         name = f"neighbourhood {k + 1}"

@@ -9,9 +9,9 @@ matter, or at which distance rows are neighbours, lie in the basin of a better o
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, reduce
 from itertools import product
 from typing import Any
 
@@ -115,7 +115,10 @@ class _Layout:
     @classmethod
     def of(cls, kernel: TorchKernel) -> _Layout:
         params, d = kernel.kernel.get_params(), kernel.n_features
-        places, noise, own, begin = [], [], [], 0
+        places: list[tuple[slice, np.ndarray]] = []
+        noise: list[int] = []
+        own: list[int] = []
+        begin = 0
         for parameter in kernel.kernel.hyperparameters:
             if parameter.fixed:
                 continue
@@ -132,6 +135,16 @@ class _Layout:
         single = len(places) == 1
         lengths, columns = places[0] if single else (None, np.arange(d))
         return cls(lengths, columns, np.array(noise, dtype=int), np.array(own, dtype=int))
+
+    @property
+    def n_lengths(self) -> int:
+        """The number of length scales that data could set."""
+        return 0 if self.lengths is None else self.lengths.stop - self.lengths.start
+
+    def length(self, column: int) -> int:
+        """The place of a column's length scale, if each has one."""
+        assert self.lengths is not None
+        return self.lengths.start + column
 
 
 def _columns_of(path: str, params: dict[str, Any], kernel: Any, d: int) -> np.ndarray:
@@ -310,7 +323,7 @@ class _Search:
 
     def _lengths(self, scale: np.ndarray) -> np.ndarray:
         """Logarithms for one length scale a column, or for a single one for all."""
-        size = self._layout.lengths.stop - self._layout.lengths.start
+        size = self._layout.n_lengths
         return np.log(scale) if size == len(scale) else np.full(size, np.log(scale).mean())
 
     def _noises(self, origin: str, theta: np.ndarray) -> Iterator[Start]:
@@ -328,13 +341,15 @@ class _Search:
         In a sum over columns, another length scale changes one summand only, so that each trial
         costs a factorisation, whatever the number of columns.
         """
-        part, lengths, best = self._rows(_COMPARED), self._layout.lengths, self.best
-        if lengths is None or lengths.stop - lengths.start != len(self._layout.columns):
+        part, layout, best = self._rows(_COMPARED), self._layout, self.best
+        if layout.n_lengths != len(layout.columns):
             return
         spread = self._spread
 
         def summand(theta: np.ndarray, column: int) -> Tensor:
-            return node.summands[column].smooth(torch.as_tensor(theta), part.X, part.X)
+            smooth = node.summands[column].smooth(torch.as_tensor(theta), part.X, part.X)
+            assert smooth is not None  # Only white noise has no smooth part.
+            return smooth
 
         def value(theta: np.ndarray, K: Tensor) -> float:
             self._run.budget.check()
@@ -342,11 +357,11 @@ class _Search:
 
         theta, swept = best.theta.copy(), list(node.single)
         summands = {column: summand(theta, column) for column in swept}
-        total = sum(summands.values())
+        total = reduce(torch.add, summands.values())
         top = value(theta, total)
         for _ in range(_SWEEPS):
             for column in swept:
-                rest, place = total - summands[column], lengths.start + column
+                rest, place = total - summands[column], layout.length(column)
                 noises = _LESS_NOISE if self._is_used(column) else (1.0,)
                 before = theta.copy()
                 for factor in _OF_SUMMAND:
@@ -364,7 +379,7 @@ class _Search:
                 # The budget may end the sweep at any column.
                 self.best = replace(best, theta=theta, value=top)
             near = np.log(_OF_SUMMAND[-2] * spread)
-            swept = [j for j in swept if theta[lengths.start + j] < near[j]]
+            swept = [j for j in swept if theta[layout.length(j)] < near[j]]
 
     def _is_used(self, column: int) -> bool:
         """Whether a simple model that predicts held-out rows uses this column of the kernel."""
@@ -392,15 +407,15 @@ class _Search:
         wrong. Its own then grows, and with it the distance to any slope: only a comparison of
         likelihoods shows that the column matters now.
         """
-        part, lengths, d = self._rows(_TRAINED), self._layout.lengths, len(self._layout.columns)
-        several = lengths is not None and lengths.stop - lengths.start == d > 1
+        part, d = self._rows(_TRAINED), len(self._layout.columns)
+        several = self._layout.n_lengths == d > 1
         if not several or len(part.X) < FEWEST_ROWS or self.best.before is None:
             return
         settled = self._trained(part, [self.best])
         near = self._lengths(2 * math.sqrt(d) * self._spread)
         for _ in range(_TRIES if settled else 0):
             best, gains = self.best, []
-            for j in map(int, np.flatnonzero(best.theta[lengths] > near)):
+            for j in map(int, np.flatnonzero(best.theta[self._layout.lengths] > near)):
                 self._run.budget.check()
                 tried = [
                     (self._value(part, theta), theta)
@@ -420,7 +435,7 @@ class _Search:
         """The start with all columns that gain beside those before them, the best one first."""
         for _, j, theta in gains:
             both = start.theta.copy()
-            both[self._layout.lengths.start + j] = theta[self._layout.lengths.start + j]
+            both[self._layout.length(j)] = theta[self._layout.length(j)]
             noise = self._layout.noise
             both[noise] = np.minimum(both[noise], theta[noise])
             value = self._value(part, both)
@@ -433,13 +448,13 @@ class _Search:
         simple models use; what a steep function explains has been taken for noise.
         """
         theta = theta.copy()
-        theta[self._layout.lengths.start + j] = near
+        theta[self._layout.length(j)] = near
         yield np.clip(theta, *self._bounds.T)
         if not self._is_used(j):
             return
         for length, noise in product(_STEEP, _LESS_NOISE):
             steep = theta.copy()
-            steep[self._layout.lengths.start + j] = math.log(length * self._spread[j])
+            steep[self._layout.length(j)] = math.log(length * self._spread[j])
             steep[self._layout.noise] += math.log(noise)
             yield np.clip(steep, *self._bounds.T)
 
@@ -461,7 +476,7 @@ class _Search:
         return self._kept[1]
 
     def _trained(
-        self, part: GPProblem, starts: list[Start], before: list[Start] = ()
+        self, part: GPProblem, starts: list[Start], before: Iterable[Start] = ()
     ) -> list[Start]:
         """The starts after a few steps, with those before, the best first."""
         done = list(before)

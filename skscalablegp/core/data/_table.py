@@ -169,11 +169,13 @@ class Table:
             within=None if self.within is None else self.within[chosen],
         )
 
-    def counted(self) -> Table:
-        """The same table with counts, which are one if every row stands for itself."""
-        if self.counts is not None:
-            return self
-        return replace(self, counts=np.ones(len(self.X)), within=np.zeros(len(self.X)))
+    def repeats(self) -> tuple[np.ndarray, np.ndarray]:
+        """`counts` and `within`, which are one and zero if every row stands for itself."""
+        n = len(self.X)
+        return (
+            np.ones(n) if self.counts is None else self.counts,
+            np.zeros(n) if self.within is None else self.within,
+        )
 
     @property
     def n_rows(self) -> float:

@@ -135,13 +135,13 @@ class LOVEWeights(Posterior):
             return super().sample(X, n_samples, random_state)
         generator = torch.Generator().manual_seed(int(random_state.randint(2**31 - 1)))
         phi, mean = self._form.features(X), self.mean(X)
-        (q, t), kind = (phi.shape[1], mean.shape[1]), {"dtype": phi.dtype}
-        eps = torch.randn(q, t * n_samples, generator=generator, **kind).to(phi.device)
+        (q, t), dtype = (phi.shape[1], mean.shape[1]), phi.dtype
+        eps = torch.randn(q, t * n_samples, generator=generator, dtype=dtype).to(phi.device)
         # (I - Y Y')^1/2 = I - U (1 - (1 - s^2)^1/2) U' with Y = U s V'.
         U, s, _ = torch.linalg.svd(self.explained, full_matrices=False)
         shrunk = 1 - (1 - s.square()).clamp_min(0).sqrt()
         draws = phi @ (eps - U @ (shrunk[:, None] * (U.T @ eps)))
-        white = torch.randn(draws.shape, generator=generator, **kind).to(phi.device)
+        white = torch.randn(draws.shape, generator=generator, dtype=dtype).to(phi.device)
         draws = draws + white * self.noise(X).sqrt()[:, None]
         return mean[:, :, None] + draws.reshape(len(X), t, n_samples)
 

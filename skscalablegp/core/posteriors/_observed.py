@@ -124,7 +124,7 @@ def predictive_log_density(
     known : ndarray of shape (m, t) or None
         Known noise variances.
     """
-    if not posterior.likelihood.additive:
+    if isinstance(posterior, ObservedPosterior):
         return posterior.log_density(X, Y)
     mean, variance, white = (part.cpu().double().numpy() for part in posterior.moments(X))
     variance = np.repeat(variance[:, None], mean.shape[1], 1)
@@ -152,7 +152,7 @@ def predictive_quantiles(
     known : ndarray of shape (m, t) or None
         Known noise variances.
     """
-    if not posterior.likelihood.additive:
+    if isinstance(posterior, ObservedPosterior):
         return posterior.quantiles(X, q, include_noise)
     mean, variance, white = (part.cpu().double().numpy() for part in posterior.moments(X))
     variance, noise = np.repeat(variance[:, None], mean.shape[1], 1), None

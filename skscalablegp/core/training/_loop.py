@@ -81,7 +81,8 @@ class _Run:
         self.state, self.monitor = state, monitor
         self.patience, self.tol = patience, tol
         self.max_epochs, self.epochs = max_epochs, 0.0
-        self.best_theta, self.best_value = None, -np.inf
+        self.best_theta: np.ndarray | None = None
+        self.best_value = -np.inf
         self.chosen: np.ndarray | None = None
         self.iterates: list[np.ndarray] = []
         self.values: list[float] = []
@@ -198,7 +199,7 @@ class _Run:
         if np.ptp(recent, axis=0).max(initial=0.0) < self.tol:
             raise StopTraining("converged")
 
-    def _value_of(self, theta: np.ndarray | None) -> float:
+    def _value_of(self, theta: np.ndarray) -> float:
         """The value at an iterate; minus infinity for other points."""
         pairs = zip(self.iterates, self.values, strict=True)
         return next((value for at, value in pairs if np.array_equal(at, theta)), -np.inf)
@@ -211,8 +212,9 @@ class _Run:
             theta, value = self.best_theta, self.best_value
             # If values differ only by rounding, the slopes seen by the optimiser are more
             # informative.
-            if self._value_of(self.chosen) >= value - ROUNDING * abs(value):
-                theta, value = self.chosen, self._value_of(self.chosen)
+            last = -np.inf if self.chosen is None else self._value_of(self.chosen)
+            if self.chosen is not None and last >= value - ROUNDING * abs(value):
+                theta, value = self.chosen, last
         elif self.chosen is not None:
             theta = self.chosen
         elif self.iterates:
@@ -233,10 +235,9 @@ class _Run:
 
 def _with_prior(estimate: GradientEstimate, value: float, grad: np.ndarray) -> GradientEstimate:
     """Add the log prior and its gradient to an estimate."""
-    known = estimate.value is not None
     return replace(
         estimate,
-        value=estimate.value + value if known else None,
+        value=None if estimate.value is None else estimate.value + value,
         grad=estimate.grad + torch.as_tensor(grad).to(estimate.grad),
     )
 

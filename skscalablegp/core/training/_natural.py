@@ -59,7 +59,8 @@ class NaturalGradient(BaseEstimator, Optimizer):
     def maximize(self, evaluate, theta, bounds, max_iter, metric=None) -> Optimum:
         check_number("gain_tol", self.gain_tol, positive=True)
         check_integer("n_rows", self.n_rows)
-        expected, at, last, predicted, turns, stretch = None, np.inf, None, 0.0, 0, 1.0
+        expected, at = np.empty((0, 0)), np.full_like(theta, np.inf)
+        last, predicted, turns, stretch = None, 0.0, 0, 1.0
         seen: list[tuple[np.ndarray, np.ndarray]] = []
         since: list[tuple[np.ndarray, np.ndarray]] = []
         best, reason = theta, "max_iter"

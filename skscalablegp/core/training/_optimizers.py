@@ -134,7 +134,7 @@ def _log_softplus_slope(u: np.ndarray) -> np.ndarray:
 
 
 # theta -> u, u -> theta, and d theta / du.
-TRANSFORMS = {
+TRANSFORMS: dict[str, tuple[Callable[..., Any], Callable[..., Any], Callable[..., Any]]] = {
     "log": (np.array, np.array, np.ones_like),
     "softplus": (_softplus_inverse, _log_softplus, _log_softplus_slope),
 }

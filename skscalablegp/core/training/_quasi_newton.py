@@ -99,9 +99,9 @@ class QuasiNewton(BaseEstimator, Optimizer):
             check_number("final_gain", self.final_gain)
         check_integer("information_rows", self.information_rows, 0)
         value, grad = evaluate(theta)
-        B = self._informed_metric(evaluate, theta) if metric is None else metric.copy()
-        informed, fresh, at = metric is None and B is not None, B is None, theta
-        B = _first_metric(grad) if fresh else B
+        known = self._informed_metric(evaluate, theta) if metric is None else metric.copy()
+        informed, fresh, at = metric is None and known is not None, known is None, theta
+        B = _first_metric(grad) if known is None else known
         refining = metric is not None or np.isnan(value)
         small, best, lost, reason = 0, (np.inf, theta, B), False, "converged"
         predicted = 0.0

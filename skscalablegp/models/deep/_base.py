@@ -265,7 +265,8 @@ class DeepKernelRegressorBase(MinibatchGPRegressorBase):
         self._keep_scaling(scaling)
         table = Table(rows, targets, scaling.y_mean, scaling.y_scale, parts[2])
         if source.counts is not None:
-            table = replace(table.counted(), counts=source.counts)
+            within = np.zeros(len(source.counts))
+            table = replace(table, counts=source.counts, within=within)
         compiled = compile_kernel(kernel, rows.shape[1])
         fit_exactly(table, compiled, StageSettings("auto"), run, planned=True)
 
