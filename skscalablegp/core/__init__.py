@@ -47,7 +47,7 @@ from ._plan import (
 from ._prediction import GPPredictionBase
 from ._regressor import GPRegressorBase, TableRegressorBase
 from ._report import STATUSES, FitReport
-from ._run import FitRun, Run, reporting_only
+from ._run import FitRun, reporting_only
 from ._selection import INDUCING_METHODS, candidates, select_inducing
 from ._signal import asked_once, input_weights
 from ._stages import (
@@ -75,5 +75,6 @@ from ._training_plan import (
     plan_stages,
     plan_training,
 )
+from ._training_run import Run
 from ._warn import warn_once
 from .data import random_rows

@@ -25,6 +25,9 @@ _FEWEST = 20
 _OF_MEDIAN = 1.4826
 # Number of far targets, and of columns, that are named.
 _NAMED = 5
+# The mean of the target is unexpected if it is this many standard deviations of the prior away from
+# zero. The prior is evaluated at the first few rows.
+_UNEXPECTED, _FEW_ROWS = 10.0, 20
 # A column does not matter if its length scale is beyond this many spreads, or this many times the
 # smallest one if that is more than a spread, times the root of the number of columns. Where even
 # the smallest is longer than the last number, the kernel has learned nothing from any column.
@@ -82,6 +85,51 @@ def describe_far_targets(y: np.ndarray, rows: np.ndarray, name: str, estimator: 
         f"{f'use likelihood={own!r}, or ' if own else ''}transform the target: "
         "sklearn.compose.TransformedTargetRegressor(model, transformer=QuantileTransformer("
         "output_distribution='normal'))."
+    )
+
+
+def describe_targets(estimator: Any, Y: np.ndarray) -> str:
+    """What a warning says of targets that no normal likelihood survives; empty if there are none.
+
+    Parameters
+    ----------
+    estimator : estimator
+    Y : ndarray of shape (n,) or (n, t)
+    """
+    if not assumes_normal_noise(estimator):
+        return ""
+    columns = np.reshape(np.asarray(Y, dtype=float), (len(Y), -1)).T
+    names = ["y"] if len(columns) == 1 else [f"Column {k} of y" for k in range(len(columns))]
+    return " ".join(
+        describe_far_targets(y, rows, name, estimator)
+        for name, y in zip(names, columns, strict=True)
+        if len(rows := far_targets(y))
+    )
+
+
+def describe_offset(estimator: Any, X: Any, offset: float) -> str:
+    """What a warning says of a mean of the target that the prior does not expect.
+
+    Parameters
+    ----------
+    estimator : estimator
+        A fitted one, whose target was not normalised.
+    X : array-like
+        The rows of the fit.
+    offset : float
+        Absolute mean of the target, the largest one of several.
+    """
+    rows, kernel = X[:_FEW_ROWS], estimator.kernel_
+    network = estimator.get_params(deep=False).get("feature_extractor")
+    # `diag` would include white noise. A network's features have other columns than the rows.
+    diagonal = np.diag(kernel(rows, rows)) if network is None else kernel.diag(rows)
+    prior = float(np.sqrt(np.mean(diagonal)))
+    if offset <= _UNEXPECTED * prior:
+        return ""
+    return (
+        f"The mean of y, {offset:.3g}, is far from 0, where the prior of the kernel expects it "
+        f"with a standard deviation of {prior:.3g}. Far from the training rows predictions fall "
+        "back to 0. Use normalize_y=True."
     )
 
 

@@ -382,7 +382,10 @@ class TableRegressorBase(GPPredictionBase):
             result = self._exact.likelihood(theta, eval_gradient, self._fit_device())
             value, grad = result.value, result.grad
         value = np.float64(value)
-        return value if grad is None else (value, grad.cpu().numpy())
+        if not eval_gradient:
+            return value
+        assert grad is not None  # It was asked for.
+        return value, grad.cpu().numpy()
 
     def _check_dense_memory(self, what: str, copies: int) -> None:
         n = len(self.X_train_)

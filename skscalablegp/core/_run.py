@@ -18,7 +18,7 @@ A model's training reads top to bottom inside the context::
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from contextvars import ContextVar
 from copy import copy, deepcopy
@@ -28,50 +28,31 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 from sklearn.exceptions import ConvergenceWarning
-from sklearn.gaussian_process.kernels import Kernel
 from sklearn.utils import check_random_state
 
 from .._calls import present_call
 from .._compat import FitEvents, callbacks_under_way
 from .._devices import check_float64, precise_device, resolve_device
-from .._named import changed_parameters
 from .._validation import available_memory, check_memory
 from ..linalg.operators import compiler_for
 from ..linalg.parallel import n_workers
-from ..linalg.solvers import Solution, SolveSummary, Status
 from ..ranks import leading
 from ..storage import ModelFileError
 from ._awkward import (
-    assumes_normal_noise,
-    columns_that_matter,
-    describe_far_targets,
-    far_targets,
+    describe_offset,
+    describe_targets,
 )
 from ._checkpoint import Checkpoint, digest_of, parts_of
-from ._edge import more_noise, ours, translated, with_name
+from ._edge import ours, translated
 from ._learned import nothing_learned, rows_without_correlation
 from ._log import FitLog
 from ._own_rows import check_own_rows
-from ._plan import Choice, Machine, Plan, is_auto
-from ._report import STATUSES, FitReport, at_bounds
-from ._warn import warn_once
+from ._plan import Machine, Plan
+from ._record import FitRecord
 from .data import n_columns
 from .training import Budget, Monitor, StopTraining, TrainingStep, present
 
 T = TypeVar("T")
-
-# The status of a fit whose training was complete, but whose final linear solve was not.
-_OF_SOLVES = {
-    Status.MAX_EPOCHS: "max_iter",
-    Status.MAX_ITER: "max_iter",
-    Status.MAX_SECONDS: "max_seconds",
-    Status.STAGNATED: "stagnated",
-    Status.BREAKDOWN: "diverged",
-}
-
-# A fit warns if the mean of the target is this many standard deviations of the prior away from
-# zero. The prior is evaluated at the first few rows.
-_FAR, _FEW_ROWS = 10.0, 20
 
 # Names of the estimators whose fits are under way, from the outermost. Fits below another see parts
 # of its table, or residuals.
@@ -96,46 +77,7 @@ def reporting_only(judged: bool = False) -> Iterator[None]:
         _UNCHECKED.reset(tokens[1])
 
 
-class Run:
-    """The monitor and the random generators that all stages of one training share.
-
-    Parameters
-    ----------
-    monitor : Monitor
-    generator : torch.Generator
-        For random numbers from torch.
-    random_state : RandomState
-        For random numbers from NumPy and scikit-learn.
-    """
-
-    def __init__(
-        self, monitor: Monitor, generator: torch.Generator, random_state: np.random.RandomState
-    ):
-        self.monitor, self.generator, self.random_state = monitor, generator, random_state
-
-    @property
-    def restarts(self) -> np.random.RandomState:
-        """Generator of additional starting points of an optimiser."""
-        return self.random_state
-
-    @property
-    def budget(self) -> Budget:
-        """The time that the fit may take, and what has ended it."""
-        return self.monitor.budget
-
-    def silent(self, share: str | float) -> Run:
-        """A run for fits beside that of the model, with a share of the time left.
-
-        Callbacks do not see its steps; an interrupt ends both runs.
-        """
-        monitor = Monitor(budget=self.budget.share(share))
-        return Run(monitor, self.generator, self.random_state)
-
-    def reports(self, **facts: Any) -> None:
-        """Add entries to the report of the fit, if this run has one."""
-
-
-class FitRun(Run):
+class FitRun(FitRecord):
     """Clock, seeds, memory, callbacks, progress, interrupts, warnings and the commit of one fit.
 
     If the body raises an exception of any kind, the estimator is restored to its state before the
@@ -156,8 +98,6 @@ class FitRun(Run):
         Passed to the drivers of training.
     device : torch.device
         The device that the parameter `device` stands for on this machine.
-    priors : dict or None
-        The priors of the hyperparameters, after "auto" has been resolved.
     random_state, generator
         A NumPy and a torch generator, both seeded by the parameter `random_state`.
     preview : callable or None
@@ -169,28 +109,16 @@ class FitRun(Run):
     _committed = False
 
     def __init__(self, estimator: Any):
-        self.estimator = estimator
         check_own_rows(estimator)
         with translated(estimator):
             self.device = resolve_device(estimator.device)
             callbacks = _checked_callbacks(estimator.callbacks)
-        self.monitor = Monitor(callbacks, Budget(estimator.max_seconds), int(estimator.verbose))
-        self.priors: dict[str, Any] | None = None
-        self._follows = False
-        self._choices: dict[str, Choice] = {}
-        self._ignored: dict[str, str] = {}
-        self._facts: dict[str, Any] = {}
-        self._messages: list[str] = []
-        self._advice: list[str] = []
+        monitor = Monitor(callbacks, Budget(estimator.max_seconds), int(estimator.verbose))
+        super().__init__(estimator, monitor)
+        self._follows, self._offset = False, 0.0
         self._events: FitEvents | None = None
-        self._status, self._limit, self._n_iter = "converged", "max_iter", 0
-        self._rate = "learning_rate"
-        self._because = ""
-        self._final: SolveSummary | None = None
-        self._offset, self._X = 0.0, np.empty((0, 1))
         self._Y: np.ndarray | None = None
         self._table: tuple[Any, Any] | None = None
-        self._nothing = ""
         self._records = ExitStack()
         self._checkpoint: Checkpoint | None = None
         self._opened = False
@@ -239,7 +167,8 @@ class FitRun(Run):
             self._committed = True
             if self._checkpoint is not None:
                 self._checkpoint.end(self.budget.ended == "interrupted")
-            self._warn()
+            if not self._reports_only:
+                self.warn_of(self.estimator.fit_report_)
             return False
         self._restore()
         if self._checkpoint is not None:
@@ -274,7 +203,9 @@ class FitRun(Run):
         est.history_ = self.monitor.history()
         self._check_offset()
         self._check_learned()
-        est.fit_report_ = report = self._report()
+        ranks = self._ranks
+        shared = ranks is not None and ranks.tasks > self._tasks
+        est.fit_report_ = report = self.report(ranks.size if ranks and shared else 1)
         total = report.seconds["total"]
         self._log.info("%s after %.2g s: %s", report.status, total, report.stop_reason)
         if self._events is not None:
@@ -379,7 +310,7 @@ class FitRun(Run):
         self.estimator.device_ = str(self.device)
         self._log.info("rows: %d, columns: %d, device: %s", len(X), n_columns(X), self.device)
         targets = y if self._Y is None else self._Y
-        self._X, self._table = X, None if seen else (X, targets)
+        self.rows, self._table = X, None if seen else (X, targets)
         if len(_UNDER_WAY.get()) == 1:
             self._check_targets(targets)
         self._events = FitEvents(self.estimator, X, y)
@@ -453,41 +384,24 @@ class FitRun(Run):
 
     def _check_targets(self, Y: np.ndarray) -> None:
         """Warn of targets that no normal likelihood survives."""
-        if not assumes_normal_noise(self.estimator):
-            return
-        columns = np.reshape(np.asarray(Y, dtype=float), (len(Y), -1)).T
-        said = [
-            describe_far_targets(
-                y, rows, "y" if len(columns) == 1 else f"Column {k} of y", self.estimator
-            )
-            for k, y in enumerate(columns)
-            if len(rows := far_targets(y))
-        ]
+        said = describe_targets(self.estimator, Y)
         if said:
-            self.warn(" ".join(said))
-            self.reports(far_targets=" ".join(said))
+            self.warn(said)
+            self.reports(far_targets=said)
 
     def _check_offset(self) -> None:
         """Warn if the mean of the target is very unlikely under the prior."""
         if self._offset == 0:
             return
-        rows, kernel = self._X[:_FEW_ROWS], self.estimator.kernel_
-        network = self.estimator.get_params(deep=False).get("feature_extractor")
-        # `diag` would include white noise. A network's features have other columns than the rows.
-        diagonal = np.diag(kernel(rows, rows)) if network is None else kernel.diag(rows)
-        prior = float(np.sqrt(np.mean(diagonal)))
-        if self._offset > _FAR * prior:
-            self.warn(
-                f"The mean of y, {self._offset:.3g}, is far from 0, where the prior of the kernel "
-                f"expects it with a standard deviation of {prior:.3g}. Far from the training rows "
-                "predictions fall back to 0. Use normalize_y=True."
-            )
+        said = describe_offset(self.estimator, self.rows, self._offset)
+        if said:
+            self.warn(said)
 
     def _check_learned(self) -> None:
         """Compare a model that seems to have learned nothing with simple models."""
         # Of the outermost fit, which has left the context by now.
         if self._table is not None and not _UNDER_WAY.get():
-            self._messages += filter(None, [rows_without_correlation(self.estimator, self._X)])
+            self._messages += filter(None, [rows_without_correlation(self.estimator, self.rows)])
         trained = self.estimator.get_params(deep=False).get("optimizer", "auto") is not None
         stopped = self.budget.ended == "interrupted" or self.budget.left == 0
         # A regressor below has checked itself, and the report has a sentence of its own.
@@ -500,16 +414,7 @@ class FitRun(Run):
             warnings.simplefilter("ignore")
             with suppress(torch.linalg.LinAlgError, MemoryError):
                 classes = getattr(self.estimator, "classes_", None)
-                self._nothing = nothing_learned(self.estimator, *self._table, classes)
-
-    def chose(self, parameter: str, value: Any, reason: str) -> Any:
-        """Report the value of a parameter that was "auto", with the reason; returns the value."""
-        if is_auto(self.estimator.get_params(deep=False).get(parameter)):
-            choice = Choice(value, reason)
-            if str(choice) != str(self._choices.get(parameter)):
-                self._log.info("%s = %s", parameter, choice)
-            self._choices[parameter] = choice
-        return value
+                self.no_signal = nothing_learned(self.estimator, *self._table, classes)
 
     def follow(self, plan: Plan) -> None:
         """Report a plan: its choices for parameters that are "auto", and what has no effect.
@@ -528,21 +433,6 @@ class FitRun(Run):
         for name, choice in plan.choices.items():
             self.chose(name, *choice)
         self._ignored |= plan.without_effect
-
-    def computes_in_float64(self, reason: str) -> None:
-        """Report that the fit uses double precision for every value of `dtype`."""
-        self.estimator.dtype_ = self.chose("dtype", "float64", reason)
-        if self.estimator.dtype == "float32":
-            self.ignores("dtype", reason)
-
-    def ignores(self, parameters: str | Iterable[str], reason: str) -> None:
-        """Report one or several parameters that have no effect in this fit."""
-        names = [parameters] if isinstance(parameters, str) else parameters
-        self._ignored |= dict.fromkeys(names, reason)
-
-    def reports(self, **facts: Any) -> None:
-        """Add entries to the report, such as jitter, epochs and summary."""
-        self._facts |= facts
 
     # ------------------------------------------------------------------ progress
 
@@ -580,202 +470,7 @@ class FitRun(Run):
         with self.stage(name):
             return self.budget.completed(part)
 
-    def ended(
-        self,
-        reason: str,
-        *,
-        n_iter: int,
-        planned: bool = False,
-        limit: str = "max_iter",
-        rate: str = "learning_rate",
-        because: str = "",
-    ) -> None:
-        """Record how training ended.
-
-        Parameters
-        ----------
-        reason : str
-            The `stop_reason` of a `TrainingResult` or `StepsResult`.
-        n_iter : int
-            Number of steps of all stages together.
-        planned : bool, default=False
-            Whether the steps were a schedule that was planned to run out, rather than a limit that
-            stopped an unfinished optimisation.
-        limit : str, default="max_iter"
-            The parameter to raise if a limit stopped training.
-        rate : str, default="learning_rate"
-            The parameter to lower if the steps diverged.
-        because : str, default=""
-            A sentence for the report in place of the usual one, if `warn` has given it already.
-        """
-        self._n_iter, self._because = n_iter, because
-        if reason in ("max_iter", "max_epochs"):
-            reason = "completed" if planned else "max_iter"
-        self._status, self._limit, self._rate = reason, limit, rate
-
-    def solved(self, solution: Solution | SolveSummary) -> None:
-        """Record the final linear solve, on which predictions are based."""
-        summary = solution.summary() if isinstance(solution, Solution) else solution
-        self._final = summary
-        if isinstance(solution, Solution):
-            self._facts["residuals"] = solution.residuals.cpu().numpy()
-
-    def warn(self, message: str) -> None:
-        """Add a sentence to the fit's one ConvergenceWarning; a second time it has no effect."""
-        if message not in self._messages:
-            self._messages.append(message)
-
-    def advise_other_model(self, message: str) -> None:
-        """Warn that another model suits the table better; the report keeps the advice apart."""
-        self._advice.append(message)
-
     # ------------------------------------------------------------------ the end
-
-    def _settle(self) -> tuple[str, str]:
-        """Final status and its reason; adds the reason to the warning if there is one."""
-        if self._because and self.budget.ended is None:
-            return self._status, self._because
-        status = self.budget.ended or self._status
-        if status in ("converged", "completed") and self._final is not None:
-            status = _OF_SOLVES.get(self._final.status, status)
-            if status not in ("converged", "completed"):
-                return status, "the final linear solve did not reach its tolerance"
-        reason = self._sentence(status)
-        if self._nothing and status in ("converged", "completed"):
-            status, reason = "no_signal", self._nothing
-        elif self._nothing:
-            self._messages.append(f"{self._nothing[0].upper()}{self._nothing[1:]}.")
-        if status not in ("converged", "completed", "callback"):
-            self._messages.insert(0, f"{reason}.")
-        return status, reason
-
-    def _sentence(self, status: str) -> str:
-        est, steps, limit = self.estimator, f"{self._n_iter} steps", self._limit
-        chosen = self._choices.get(limit)
-        kept = "the best state so far is kept"
-        if status == "converged":
-            trained = f"training converged after {steps}"
-            return trained if self._n_iter else "there was nothing to train"
-        if status == "completed":
-            return f"the planned {steps} are done"
-        if status == "max_iter":
-            norm = self._gradient_norm()
-            slope = "" if norm is None else f" (the norm of the gradient was {norm:.2g})"
-            value = chosen.value if chosen else getattr(est, limit)
-            # Restarts and subsets may take this number of steps each.
-            several = isinstance(value, int) and self._n_iter > value
-            where = (
-                f"a stage of training, {steps} in all," if several else f"training after {steps}"
-            )
-            return (
-                f"{limit}={value!r} ended {where} before it had converged{slope}, {kept}: "
-                f"raise {limit}"
-            )
-        if status == "max_seconds":
-            return (
-                f"the time budget max_seconds={est.max_seconds:g} ended the fit after {steps}, "
-                f"{kept}: raise max_seconds"
-            )
-        if status == "callback":
-            return f"a callback ended training after {steps}, {kept}"
-        if status == "interrupted":
-            return f"the fit was interrupted after {steps}, {kept}: fit again to complete it"
-        if status == "stagnated":
-            return (
-                f"training stagnated after {steps} although the gradient is not small, {kept}: no "
-                f"step along the gradient raises the objective. Use "
-                f"dtype='float64', {more_noise(est)}, and look for columns or a target of extreme "
-                "size"
-            )
-        if any(s.status is Status.BREAKDOWN for s in self.monitor.solutions):
-            return (
-                f"training stopped after {steps} because a linear solve broke down, {kept}: "
-                f"{more_noise(est)}, or use dtype='float64'"
-            )
-        rate = getattr(est, self._rate, None)
-        if isinstance(rate, str) and self._rate in self._choices:
-            rate = self._choices[self._rate].value
-        smaller = "" if rate is None else f": try a {self._rate} below {rate}"
-        return f"training diverged after {steps}, {kept}{smaller}"
-
-    def _gradient_norm(self) -> float | None:
-        """The norm of the last step's gradient, if steps have one."""
-        last = self.monitor.steps[-1].grad if self.monitor.steps else ()
-        return float(np.linalg.norm(last)) if len(last) else None
-
-    def _report(self) -> FitReport:
-        solves = [*self.monitor.solutions, *([self._final] if self._final is not None else [])]
-        failed = [s for s in solves if s.status is not Status.CONVERGED]
-        status, reason = self._settle()
-        # Training that succeeded in spite of unfinished solves needs no warning of them.
-        if failed and status not in ("converged", "completed"):
-            last = failed[-1]
-            self._messages.append(
-                f"{len(failed)} linear solves did not reach their tolerance: the last ended at a "
-                f"relative residual of {last.residual:.2g} after {last.epochs:.1f} epochs. "
-                f"{last.remedy}"
-            )
-        assert status in STATUSES, status
-        facts = {
-            "epochs": float(sum(s.epochs for s in solves)),
-            "residuals": None,
-            "jitter": 0.0,
-            "summary": "",
-            "remark": " ".join(self._advice),
-            "far_targets": "",
-            "start": "",
-            "columns": columns_that_matter(self.estimator, self._X),
-            "failures": tuple(self.monitor.failures),
-            "ranks": 1,
-        }
-        if self._ranks is not None and self._ranks.tasks > self._tasks:
-            facts["ranks"] = self._ranks.size
-        if (norm := self._gradient_norm()) is not None:
-            facts["gradient_norm"] = norm
-        facts |= self._facts | self.estimator.prior_facts(self.priors)
-        settings = self.estimator.get_params(deep=False)
-        kernel, ends = getattr(self.estimator, "kernel_", None), {}
-        if kernel is not None and self._n_iter and settings.get("optimizer", "auto") is not None:
-            ends = at_bounds(kernel, default=settings.get("kernel") is None)
-        said = [ends[name] for name in ends if _specified(name, settings.get("kernel"))]
-        if self._messages:
-            said.append(with_name(self.estimator, " ".join(self._messages)))
-        return FitReport(
-            status=status,
-            stop_reason=reason,
-            choices={k: v for k, v in self._choices.items() if k not in self._ignored},
-            ignored={name: why for name, why in self._ignored.items() if name in settings},
-            changed=changed_parameters(self.estimator),
-            n_iter=self._n_iter,
-            seconds=self.monitor.stage_seconds | {"total": self.budget.seconds},
-            n_unconverged=len(failed),
-            at_bounds=ends,
-            warnings=tuple(said),
-            **facts,
-        )
-
-    def _warn(self) -> None:
-        if self._reports_only:
-            return
-        said = list(self.estimator.fit_report_.warnings)
-        if self._advice:
-            # The sentences on this fit are one warning.
-            before = said.pop() if self._messages else ""
-            said.append(with_name(self.estimator, " ".join([before, *self._advice]).strip()))
-        for text in said:
-            warn_once(text)
-
-
-def _specified(name: str, kernel: Kernel | None) -> bool:
-    """Whether a trained hyperparameter has bounds that the user chose.
-
-    Bounds of the default kernel are not worth a warning: a length scale at its upper bound is how
-    the model leaves out a column. Some models add a WhiteKernel to the user's kernel, whose
-    hyperparameters then have the prefix "k1__".
-    """
-    names = [] if kernel is None else [h.name for h in kernel.hyperparameters]
-    name = name.split()[0]
-    return name in names or name.removeprefix("k1__") in names
 
 
 def _checked_callbacks(callbacks: Any) -> list[Callable[[TrainingStep], Any]]:

@@ -12,7 +12,7 @@ import torch
 
 from ..linalg.gradients import ExactGradient, GPProblem, GradientEstimator
 from ._plan import Plan
-from ._run import FitRun, Run
+from ._run import FitRun
 from ._starts import choose_start
 from ._training_plan import (
     EXACT_STEPS,
@@ -23,6 +23,7 @@ from ._training_plan import (
     plan_stages,
     plan_training,
 )
+from ._training_run import Run
 from .data import centroid_subsets
 from .training import (
     ROUNDING,

@@ -29,8 +29,8 @@ from ..linalg.gradients import (
     log_density,
 )
 from ._leave_one_out import left_out
-from ._run import Run
 from ._signal import FEWEST_ROWS, Signal, simple_signals
+from ._training_run import Run
 from .data import problem_spread, problem_square, problem_varies
 from .training import Monitor, QuasiNewton, StopTraining, train
 

@@ -16,10 +16,11 @@ from torch import Tensor
 from ..linalg.gradients import ExactGradient, GPProblem
 from ._exact import SMALL_TABLE
 from ._leave_one_out import left_out
-from ._run import FitRun, Run
+from ._run import FitRun
 from ._stages import fit_hyperparameters
 from ._starts import Start, choose_start
 from ._training_plan import StageSettings, Subsets
+from ._training_run import Run
 from .data import random_rows
 from .training import QuasiNewton, TrainingResult
 

@@ -8,8 +8,8 @@ from sklearn.gaussian_process.kernels import RBF, ConstantKernel, WhiteKernel
 
 from skscalablegp import IterativeGPRegressor, PoERegressor
 from skscalablegp.core import exact_start
-from skscalablegp.core._run import Run
 from skscalablegp.core._stages import well_conditioned
+from skscalablegp.core._training_run import Run
 from skscalablegp.core.training import Monitor
 from skscalablegp.gradients import ExactGradient
 from skscalablegp.kernels import compile_kernel
