@@ -15,8 +15,9 @@ from .._compat import fit_context
 from .._validation import check_noise_variance
 from ..core import FitRun
 from ..core.training import Budget
-from ._auto_base import AutoBase, Rows, Trial
+from ._auto_base import AutoBase, Trial
 from ._below import fit_below, told_noise
+from ._division import Rows, divided
 from ._leaderboard import Leaderboard, LeaderboardRow, in_words
 from ._members import Candidate, candidates
 from ._noise import FEWEST_ROWS, NoiseModel, best_noise
@@ -226,7 +227,8 @@ class AutoGPRegressor(AutoBase, NoisyRegressorBase):
                 self._alone(X, y, known, run)
                 return self
             self._members, self._notes = [], {}
-            rows = self._divided(X, y, known, run)
+            codes, fraction = self._encoder.codes_, self.validation_fraction
+            rows = divided(X, y, known, run, codes=codes, fraction=fraction)
             cut = self._compare(tried, rows, run)
             if not run.stopped:
                 cut += self._learn_noise(rows, run)

@@ -16,7 +16,8 @@ from torch import nn
 from .._compat import fit_context
 from ..core import FitRun, GPClassifierBase
 from ..core.posteriors import Posterior
-from ._auto_base import AutoBase, Rows, Trial
+from ._auto_base import AutoBase, Trial
+from ._division import Rows, divided
 from ._leaderboard import Leaderboard, LeaderboardRow, in_words
 from ._members import Candidate, class_candidates
 from ._pool import LEAST_WEIGHT, clearly_smaller, mixture_weights
@@ -237,7 +238,8 @@ class AutoGPClassifier(AutoBase, MetaEstimatorMixin, GPClassifierBase):
             if isinstance(self.members, str):
                 run.chose("members", [each.name for each in tried], f"{len(X):,} rows")
             self._members, self._notes = [], {}
-            rows = self._divided(X, y, None, run, classes=True)
+            codes, fraction = self._encoder.codes_, self.validation_fraction
+            rows = divided(X, y, None, run, codes=codes, fraction=fraction, classes=True)
             cut = self._compare(tried, rows, run)
             self._choose_temperature(rows)
             refitted = [] if run.stopped else self._refit(rows, cut, run)

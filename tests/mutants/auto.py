@@ -1,6 +1,7 @@
 """Mistakes in what automatic estimators promise at any moment of their time."""
 
 BASE = "meta/_auto_base.py"
+DIVISION = "meta/_division.py"
 AUTO = "meta/_auto.py"
 POOL = "meta/_pool.py"
 TRIALS = "meta/_trials.py"
@@ -42,7 +43,7 @@ MUTANTS = [
     ),
     (
         "members are compared on different rows",
-        BASE,
+        DIVISION,
         "seen[self.order[: min(judged)]] = True",
         "seen[self.order[: max(judged)]] = True",
         f"{TESTS} -k common_rows",
@@ -127,9 +128,9 @@ MUTANTS = [
     ),
     (
         "copies are on both sides of the split",
-        BASE,
-        "pairs = self._pairs(X, y, groups, seed, classes)",
-        "pairs = self._pairs(X, y, None, seed, classes)",
+        DIVISION,
+        "pairs = _pairs(X, y, groups, seed, classes, fraction)",
+        "pairs = _pairs(X, y, None, seed, classes, fraction)",
         f"{MEMBERS} -k stay_together",
         True,
     ),
