@@ -370,6 +370,26 @@ def test_benchmark_names_what_it_knows(data_folder):
     assert "IterativeGPRegressor" in done.stderr
 
 
+def lines_of_code(path):
+    """Lines that are neither empty, nor comments, nor parts of docstrings."""
+    strings = set()
+    for node in ast.walk(parsed(path)):
+        body = getattr(node, "body", None)
+        if isinstance(body, list) and body and isinstance(body[0], ast.Expr):
+            if isinstance(getattr(body[0].value, "value", None), str):
+                strings.update(range(body[0].lineno, body[0].end_lineno + 1))
+    lines = enumerate(path.read_text(encoding="utf-8").splitlines(), 1)
+    return sum(
+        bool(line.strip()) and not line.strip().startswith("#") and k not in strings
+        for k, line in lines
+    )
+
+
+def test_files_can_be_read_in_one_go():
+    sizes = {module_name(path): lines_of_code(path) for path in SOURCES}
+    assert {name: size for name, size in sizes.items() if size > 400} == {}
+
+
 def test_exceptions_from_the_limits_have_reasons():
     """A function that is too complex or has too many arguments says why, in the same line."""
     limits = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["ruff"]["lint"]

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from sklearn.gaussian_process.kernels import ConstantKernel, DotProduct, Kernel
+from sklearn.gaussian_process.kernels import ConstantKernel, DotProduct
 from sklearn.utils.validation import check_is_fitted
 
 from ..._compat import fit_context
@@ -37,7 +37,6 @@ from ...core.data import (
     Scaling,
     Table,
     column_moments,
-    column_ranges,
     repeated_moments,
 )
 from ...core.likelihoods import Gaussian
@@ -51,17 +50,16 @@ from ...features import (
     weigh_inputs,
 )
 from ...kernels import NoSpectralDensity, compile_kernel
-from ...linalg.gradients import ExactEvaluation, GPProblem, Repeats
+from ...linalg.gradients import ExactEvaluation
 from ._batch import BatchGradient
 from ._features import DeepFeatures, make_deep_features
 from ._noise import LARGEST_NOISE, with_white_noise
 from ._plan import MOST_SCORES, DeepPlan, is_default
 from ._plan import plan as make_plan
+from ._source import exact_problem, noise_of, ranges, resident
 from ._stepper import TrainingRows, WeightSpaceStepper, cosine
 from ._stream import KEPT_ROWS, repeated, sampled
 
-# Largest table, in entries, that is stored as tensors.
-_RESIDENT_NUMBERS = 2**24
 # The default is compared with the exact process of some rows if held-out rows keep at least this
 # share of their variance.
 _WELL_EXPLAINED = 0.1
@@ -160,7 +158,7 @@ class DeepKernelRegressorBase(MinibatchGPRegressorBase):
                 kept = np.unique(run.random_state.randint(len(X), size=KEPT_ROWS))
             elif counts is not None:
                 kept = repeated(counts, run.random_state)
-            self._kept = tuple(np.array(part[kept]) for part in (X, Y, _noise_of(source)))
+            self._kept = tuple(np.array(part[kept]) for part in (X, Y, noise_of(source)))
             self._stream = 0
         return self
 
@@ -218,7 +216,7 @@ class DeepKernelRegressorBase(MinibatchGPRegressorBase):
                 run.ignores(_OF_FEATURES, "the first chunk has set the features")
                 run.ignores("normalize_y", "the first chunk has set the units")
             kept = sampled(
-                self._kept if seen else None, (X, Y, _noise_of(source)), seen, random_state
+                self._kept if seen else None, (X, Y, noise_of(source)), seen, random_state
             )
             noises = kept[2] if kept[2].any() else None
             sample = replace(source, X=kept[0], Y=kept[1], noise=noises, _resident=None)
@@ -259,7 +257,7 @@ class DeepKernelRegressorBase(MinibatchGPRegressorBase):
         kept: Any = slice(None)
         if source.counts is not None:
             kept = repeated(source.counts, run.random_state)
-        parts = source.X, source.Y, _noise_of(source)
+        parts = source.X, source.Y, noise_of(source)
         self._kept = tuple(np.array(part[kept]) for part in parts)
         self._stream = 0
         self._keep_scaling(scaling)
@@ -286,9 +284,9 @@ class DeepKernelRegressorBase(MinibatchGPRegressorBase):
         rows = rows_to_check(n, run).numpy()
         few = exact.subset(rows[:: len(rows) // FEW_ROWS])
         kernel = data_scaled_kernel(*(part.cpu().numpy() for part in few.rows(slice(None))))
-        found = exact_check(lambda: _exact_problem(kernel, few), n, run)
+        found = exact_check(lambda: exact_problem(kernel, few), n, run)
         if found is not None:
-            check = _exact_problem(kernel, exact.subset(rows))
+            check = exact_problem(kernel, exact.subset(rows))
             warn_if_rough(check, found[1], n, run, unexplained)
 
     def _joined(self, X: np.ndarray, Y: np.ndarray, noise_variance: Any) -> tuple:
@@ -339,7 +337,7 @@ class DeepKernelRegressorBase(MinibatchGPRegressorBase):
         """Rows in the units of a scaling, which is `new` or that of the first rows."""
         known = self._known_noise(noise_variance, len(X), scaling, Gaussian(), reset=new)
         noise = known if known.any() else None
-        return _resident(RowSource(X, Y, scaling, dtype, run.machine.device, noise))
+        return resident(RowSource(X, Y, scaling, dtype, run.machine.device, noise))
 
     def _new_features(
         self, source: RowSource, plan: DeepPlan, run: FitRun, generator: torch.Generator
@@ -356,7 +354,7 @@ class DeepKernelRegressorBase(MinibatchGPRegressorBase):
             run.ignores("min_noise", "the WhiteKernel has bounds of its own")
         try:
             features = make_deep_features(
-                network, noisy, not own_noise, count, generator, _ranges(source)
+                network, noisy, not own_noise, count, generator, ranges(source)
             )
         except NoSpectralDensity as error:
             raise NoSpectralDensity(
@@ -403,7 +401,7 @@ class DeepKernelRegressorBase(MinibatchGPRegressorBase):
             )
         order = run.random_state.permutation(len(source))
         train, held_out = (
-            _resident(source.subset(np.sort(part))) for part in (order[count:], order[:count])
+            resident(source.subset(np.sort(part))) for part in (order[count:], order[:count])
         )
         return TrainingRows(train, train, train.n_rows, held_out)
 
@@ -554,31 +552,3 @@ class DeepKernelRegressorBase(MinibatchGPRegressorBase):
                 "trained parameters: call log_marginal_likelihood() without arguments."
             )
         return self.log_marginal_likelihood_value_
-
-
-def _noise_of(source: RowSource) -> np.ndarray:
-    """The known noise variance of every row, zero for rows without any."""
-    return np.zeros(len(source)) if source.noise is None else source.noise
-
-
-def _exact_problem(kernel: Kernel, source: RowSource) -> GPProblem:
-    """The exact process of rows in the model's units."""
-    X, Y = source.rows(slice(None))
-    noise, k = torch.as_tensor(_noise_of(source)).to(X), source.weights(slice(None))
-    repeats = None if k is None else Repeats(k.to(X), torch.zeros_like(noise))
-    return GPProblem(compile_kernel(kernel, X.shape[1]), X, Y, noise, repeats=repeats)
-
-
-def _ranges(source: RowSource) -> tuple[torch.Tensor, torch.Tensor]:
-    """The lowest and the highest value of each column that is not far.
-
-    A network multiplies a far entry by weights that it has learned on others.
-    """
-    scaling = source.scaling
-    low, high = ((end - scaling.x_mean) / scaling.x_scale for end in column_ranges(source.X))
-    return torch.as_tensor(low).to(source.dtype), torch.as_tensor(high).to(source.dtype)
-
-
-def _resident(source: RowSource) -> RowSource:
-    """Small tables become tensors; memory maps are left where they are."""
-    return source.resident() if source.X.size + source.Y.size <= _RESIDENT_NUMBERS else source

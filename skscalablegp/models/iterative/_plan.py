@@ -13,7 +13,6 @@ from ...core import GAIN_PER_ROW as SMALL_GAIN
 from ...core import (
     Choice,
     Machine,
-    MemoryNeed,
     Plan,
     StageSettings,
     Subsets,
@@ -28,8 +27,9 @@ from ...core import (
 from ...core.training import resolve_optimizer
 from ...kernels import TorchKernel
 from ...linalg.gradients import ExactGradient, GradientEstimator, resolve_gradient
-from ...linalg.operators import choose_products, tile_size
+from ...linalg.operators import choose_products
 from ...linalg.solvers import resolve_solver
+from ._memory import matrix_bytes, memory_needs
 from ._solves import (
     Solves,
     for_variances,
@@ -68,9 +68,6 @@ GAIN_PER_ROW = 1e-3
 # Number of pathwise samples; the standard deviations then have a relative error of 9%.
 ENOUGH_SAMPLES = 64
 
-
-# Vectors of n numbers that solves, probes and a preconditioner hold.
-_VECTORS = 400
 # The reason for choices that training had to change, and for what they leave without effect.
 _ILL_CONDITIONED = "the kernel matrix is too badly conditioned for float32"
 FACTORISED = "training and predictions factorise the matrix"
@@ -271,20 +268,15 @@ def dtype_on(params: Any, dtype: Choice, machine: Machine, exact: bool) -> Choic
     return Choice("float32", f"{machine.products_on} computes products in single precision only")
 
 
-def _matrix(n: int, dtype: Choice) -> int:
-    """Bytes of the kernel matrix in training."""
-    return n * n * getattr(torch, dtype.value).itemsize
-
-
 def fits_exactly(n: int, dtype: Choice, machine: Machine) -> bool:
     """Whether steps that factorise fit into memory and cost less than solves."""
-    fits = 3 * _matrix(n, dtype) <= 0.8 * machine.room
+    fits = 3 * matrix_bytes(n, dtype) <= 0.8 * machine.room
     return fits and n <= EXACT_TRAINING_ROWS[machine.device.type]
 
 
 def keeps_matrix(n: int, dtype: Choice, machine: Machine, exact: bool) -> bool:
     """Whether H is kept between the products of one step."""
-    return exact or _matrix(n, dtype) <= 0.5 * machine.room
+    return exact or matrix_bytes(n, dtype) <= 0.5 * machine.room
 
 
 def plan_products(given: Any, machine: Machine) -> Choice:
@@ -334,52 +326,6 @@ def plan_subsets(params: Any, n: int, d: int, machine: Machine) -> Subsets | Non
     if EXACT_TRAINING_ROWS["cpu"] < n <= EXACT_POSTERIOR_ROWS["cpu"]:
         return Subsets(rows_for(d, FIRST_SUBSET_ROWS), largest)
     return Subsets(SUBSET_ROWS, largest, count)
-
-
-def memory_needs(
-    n: int,
-    machine: Machine,
-    dtype: Choice,
-    exact: bool,
-    posterior: Choice,
-    subsets: Subsets | None,
-) -> tuple[MemoryNeed, ...]:
-    """The memory of each part of a fit, with a setting that needs less."""
-    tile, needs = min(n, tile_size(machine.device)), []
-    if exact:
-        needs.append(
-            MemoryNeed(
-                3 * _matrix(n, dtype),
-                f"Exact training on {n} rows (three {n} x {n} matrices)",
-                "use solver='cg', which multiplies without storing the matrix, or fewer rows",
-            )
-        )
-    if posterior.value == "exact":
-        needs.append(
-            MemoryNeed(
-                16 * n * n,
-                f"An exact posterior for {n} rows (a float64 factor and its matrix)",
-                "use posterior='pathwise', whose memory is linear in the rows",
-            )
-        )
-    tiles = f"({_VECTORS} vectors and three {tile} x {tile} tiles)"
-    needs.append(
-        MemoryNeed(
-            8 * (_VECTORS * n + 3 * tile * tile),
-            f"Training on {n} rows in tiles {tiles}",
-            "use fewer rows, or SVGPRegressor, which reads them in batches",
-        )
-    )
-    if subsets is not None:
-        size = subsets.size
-        needs.append(
-            MemoryNeed(
-                24 * size * size,
-                f"The exact start on subset_size={size} rows (three {size} x {size} matrices)",
-                "use a smaller subset_size",
-            )
-        )
-    return tuple(needs)
 
 
 # ---------------------------------------------------------------------- IterativeGPRegressor

@@ -23,6 +23,7 @@ from ...linalg.gradients import TruncatedGradient
 from ...linalg.solvers import Cholesky
 from ...linalg.truncation import resolve_truncation
 from ._base import SolvedGPRegressor
+from ._memory import memory_needs
 from ._plan import (
     ENOUGH_SAMPLES,
     FACTORISED,
@@ -31,7 +32,6 @@ from ._plan import (
     dtype_on,
     fits_exactly,
     keeps_matrix,
-    memory_needs,
     plan_dtype,
     plan_posterior,
     plan_subsets,
