@@ -9,9 +9,19 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import wraps
+from inspect import signature
 from typing import Any, NamedTuple, TypeVar, cast
 
 F = TypeVar("F", bound=Callable)
+
+# Why some methods take no weights of rows, and what to do instead.
+_WITHOUT_WEIGHTS = {
+    "fit": "divides the rows into folds, which may separate the equal rows that a weight stands "
+    "for: repeat the rows with np.repeat(X, sample_weight, axis=0), or use an estimator whose fit "
+    "takes weights, such as IterativeGPRegressor or SVGPClassifier",
+    "partial_fit": "keeps a uniform sample of all rows so far: call fit with all rows, or repeat "
+    "the rows with np.repeat(X, sample_weight, axis=0)",
+}
 
 # Calls a method with its estimator and arguments; None calls it directly.
 Way = Callable[[Callable, Any, tuple, dict[str, Any]], Any]
@@ -56,6 +66,26 @@ def remembered(method: F) -> F:
             return method(self, *args, **kwargs)
         finally:
             _PRESENT.reset(token)
+
+    return cast(F, call)
+
+
+def refusing_weights(method: F) -> F:
+    """A fit that says what to do if it is given weights and has no argument for them.
+
+    Its signature has no `sample_weight`, by which scikit-learn recognises fits that take weights.
+    """
+    if "sample_weight" in signature(method).parameters:
+        return method
+
+    @wraps(method)
+    def call(self: Any, *args: Any, sample_weight: Any = None, **kwargs: Any) -> Any:
+        if sample_weight is None:
+            return method(self, *args, **kwargs)
+        raise TypeError(
+            f"{type(self).__name__}.{method.__name__} takes no sample_weight, because it "
+            f"{_WITHOUT_WEIGHTS[method.__name__]}."
+        )
 
     return cast(F, call)
 

@@ -71,7 +71,7 @@ from sklearn.utils._optional_dependencies import check_matplotlib_support
 from sklearn.utils._param_validation import HasMethods, Interval, StrOptions
 from sklearn.utils.metaestimators import _BaseComposition
 
-from ._calls import remembered, shareable
+from ._calls import refusing_weights, remembered, shareable
 
 if TYPE_CHECKING:  # scikit-learn has no types, and an untyped decorator would hide those of fit
     Method = TypeVar("Method", bound=Callable[..., Any])
@@ -83,7 +83,7 @@ else:
     def fit_context(*, prefer_skip_nested_validation: bool) -> Callable:
         """The decorator of fits, which may be shared by several processes."""
         decorate = _fit_context(prefer_skip_nested_validation=prefer_skip_nested_validation)
-        return lambda method: shareable(remembered(decorate(method)))
+        return lambda method: refusing_weights(shareable(remembered(decorate(method))))
 
 
 try:

@@ -17,6 +17,7 @@ from sklearn.gaussian_process.kernels import RBF, ConstantKernel, WhiteKernel
 from sklearn.model_selection import GridSearchCV
 from sklearn.pipeline import Pipeline
 from sklearn.preprocessing import StandardScaler
+from sklearn.utils.validation import has_fit_parameter
 
 import skscalablegp
 from skscalablegp import (
@@ -194,6 +195,27 @@ def test_the_page_names_the_estimators_without_weights(name):
     page = Path(__file__).parents[2] / "doc/how_to/per_row_noise.rst"
     reasons = page.read_text().split("has no ``sample_weight``")[1].split("Limits")[0]
     assert f"`~skscalablegp.{name}`" in reasons and "folds" in reasons
+
+
+@pytest.mark.parametrize(
+    ("name", "method"),
+    [
+        *((name, "fit") for name in NO_WEIGHTS),
+        *((name, "partial_fit") for name in NO_WEIGHTS_LATER),
+    ],
+)
+def test_other_methods_say_why_they_take_no_weights(name, method):
+    model = getattr(skscalablegp, name)()
+    X, y = np.zeros((3, 1)), np.arange(3)
+    with pytest.raises(TypeError) as caught:
+        getattr(model, method)(X, y, sample_weight=np.ones(3))
+    text = str(caught.value)
+    assert text.startswith(f"{name}.{method} takes no sample_weight, because it ")
+    assert "np.repeat(X, sample_weight, axis=0)" in text
+    assert not has_fit_parameter(model, "sample_weight") or method == "partial_fit"
+    # No weights are no reason to refuse, as in scikit-learn.
+    with pytest.raises(ValueError, match="X has 0 rows|0 sample"):
+        getattr(model, method)(X[:0], y[:0], sample_weight=None)
 
 
 @each
