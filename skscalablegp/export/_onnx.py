@@ -78,8 +78,8 @@ def export_onnx(
     Categories enter as the codes that the model was fitted with. Columns are in the order of the
     training table; names of a data frame are not kept. Nearest neighbours are found by comparing a
     row with all training rows, and small systems are solved by elimination, because ONNX has no
-    Cholesky factorisation. The time of the conversion grows with ``n_neighbors``: about a second
-    for each neighbour on one core.
+    Cholesky factorisation. From torch 2.13 on, the conversion of nearest neighbours takes about ten
+    seconds; with earlier versions its time grows with ``n_neighbors``, by about a second each.
 
     The mean of an exact model is a sum of kernel values times weights, whose absolute sum is often
     10,000 times the mean. Rounding each kernel value to single precision loses the mean then, also

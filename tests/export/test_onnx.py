@@ -1,5 +1,6 @@
 """Fitted models as ONNX files, evaluated by ONNX Runtime."""
 
+import subprocess
 import sys
 from functools import reduce
 from operator import add
@@ -9,7 +10,7 @@ import onnx
 import onnxruntime
 import pytest
 import torch
-from export.exported import KERNELS, MODELS, NEW, X, Y, exact, fitted, marked_slow
+from export.exported import FIXED, KERNELS, MODELS, NEW, SMOOTH, X, Y, exact, fitted, marked_slow
 from sklearn.gaussian_process.kernels import RBF, WhiteKernel
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
@@ -153,3 +154,39 @@ def test_elimination_solves_what_a_factor_solves():
     H, B = A @ A.mT + 0.1 * torch.eye(6, dtype=torch.float64), A[:, :, :2]
     ones = torch.ones(4, dtype=torch.float64)
     torch.testing.assert_close(_eliminated(H, B, ones), _half_solved(H, B, ones))
+
+
+@pytest.mark.parametrize("m", [5, 8, 19])
+def test_elimination_in_blocks_solves_the_same(m):
+    from skscalablegp.models.neighbors._module import _eliminated_in_blocks, _half_solved
+
+    def loop(step, state, counter):
+        rows = []
+        for each in counter:
+            state, row = step(state, each)
+            rows.append(row)
+        return state, torch.stack(rows)
+
+    A = torch.randn(4, m, m, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    H, B = A @ A.mT + 0.1 * torch.eye(m, dtype=torch.float64), A[:, :, :3]
+    ones = torch.ones(4, dtype=torch.float64)
+    torch.testing.assert_close(_eliminated_in_blocks(H, B, ones, loop), _half_solved(H, B, ones))
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(torch.__version__ < "2.13", reason="earlier versions write no loops")
+def test_a_loop_over_many_neighbours(tmp_path):
+    rng = np.random.RandomState(0)
+    X = rng.randn(400, 3)
+    y = np.sin(2 * X[:, 0]) + 0.3 * rng.randn(400)
+    model = sk.NNGPRegressor(SMOOTH, n_neighbors=75, dtype="float64", **FIXED).fit(X, y)
+    # In a process of its own: the exporter reads code, which the checks of shapes change in tests.
+    sk.save(model, tmp_path / "model.gp")
+    code = "import sys, skscalablegp as sk; sk.export_onnx(sk.load(sys.argv[1]), sys.argv[2])"
+    paths = [tmp_path / "model.gp", tmp_path / "model.onnx"]
+    subprocess.run([sys.executable, "-c", code, *paths], check=True)
+    # A single loop, however many neighbours there are.
+    written = onnx.load(tmp_path / "model.onnx")
+    assert [node.op_type for node in written.graph.node].count("Scan") == 1
+    assert len(written.graph.node) < 300
+    check(model, tmp_path / "model.onnx", rows=X[:7] + 0.1)
