@@ -16,8 +16,8 @@ units     the columns are in units from 1e-9 to 1e9
 
 Fits are made as by `starts.py`: default settings, random_state=0, a process with one thread each,
 processor seconds as the clock. The report has the test R2 of each estimator, and of boosted trees
-with their defaults. It counts the fits that lose more than .02 of the plain R2 to "entry" or to
-"units", and those that are more than .03 behind trees in "levels". Far targets are "named" if a
+with their defaults. It counts the fits that lose more than 0.02 of the plain R2 to "entry" or to
+"units", and those that are more than 0.03 behind trees in "levels". Far targets are "named" if a
 warning names them with a remedy.
 """
 

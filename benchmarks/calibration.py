@@ -21,7 +21,7 @@ summary counts, for each estimator,
 narrow, wide   problems whose 95 % intervals hold less than 88 %, or more than 99.5 %, without a
                warning
 behind         problems with a noise of at least 1e-2 of the target's standard deviation where the
-               NLPD is more than .15 above the exact process's, without a warning
+               NLPD is more than 0.15 above the exact process's, without a warning
 warned         problems with a warning
 own            problems of the first three kinds where the exact process is neither narrow nor wide
 """

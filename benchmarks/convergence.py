@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Steps and processor seconds until exact training is within .1 nats of the optimum.
+"""Steps and processor seconds until exact training is within 0.1 nats of the optimum.
 
     OMP_NUM_THREADS=1 python benchmarks/convergence.py --rows 2000 --problem arm32
 

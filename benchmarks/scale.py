@@ -22,7 +22,7 @@ Reference               2,000 neighbours with the hyperparameters of the drawn f
 
 --max-seconds limits training, as each of them knows it (GPBoost does not), in processor seconds of
 both threads; a whole cell is cut at twice that and a minute. nll is the mean negative log
-density of the noisy test targets. A function without error would have -.884.
+density of the noisy test targets. A function without error would have -0.884.
 """
 
 import argparse

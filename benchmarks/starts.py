@@ -23,12 +23,12 @@ the lines of any commit. --package is another checkout, whose commit is then the
 
 The report counts, for each estimator,
 
-near     problems where the NLPD is at most .1 above the reference's, or above that of the method's
+near     problems where the NLPD is at most 0.1 above the reference's, or above that of the method's
          own best start, if this is worse: what the method cannot represent is no fault of a start.
-         That of two classes: where the log loss is at most .05 above the trees'. Problems with far
+         That of two classes: where the log loss is at most 0.05 above the trees'. Problems with far
          targets are not counted, for which no normal likelihood has a good NLPD.
-null     problems where R2 is below .05 and the reference's is above .2. Of two classes: where the
-         log loss is above .95 of the prior's, and the trees' below .8 of that
+null     problems where R2 is below 0.05 and the reference's is above 0.2. Of two classes: where the
+         log loss is above 0.95 of the prior's, and the trees' below 0.8 of that
 silent   those of them with the status "converged" or "completed", and no warning
 warned   problems with a warning
 failed   problems without a result

@@ -39,7 +39,7 @@ from scipy.special import ndtr
 
 TEST_ROWS = 1000
 # Standard deviation, without noise, of sin(2 u) v and of sin(4 u) + v w for normal columns; both
-# problems have a noise of .1.
+# problems have a noise of 0.1.
 SINE40, STEEP25 = math.sqrt(0.5), math.sqrt(1.5)
 # Of Friedman's function, whose noise is 1.
 FRIEDMAN = 4.88

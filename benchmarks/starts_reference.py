@@ -8,8 +8,8 @@ are standardised; those that were moved far away are left out, since no normal l
 them.
 
 Eleven starts race: ten random ones and an informed one. Of the random ones five have a random
-length scale in every column, log-uniform between .3 and 10 times the root of the columns, and five
-have very long ones but for at most ten random columns, whose length scales are between .3 and 3
+length scale in every column, log-uniform between 0.3 and 10 times the root of the columns, and five
+have very long ones but for at most ten random columns, whose length scales are between 0.3 and 3
 times the root of their number. The informed start has the length scales and the noise that the
 problem was drawn with. Each has 25 evaluations of the likelihood of 400 random rows; the best three
 and the informed one go on for 40 evaluations of 800 rows, and the best two of these, or one if both

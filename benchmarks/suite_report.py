@@ -4,10 +4,10 @@ At each budget there are mean ranks with standard errors over the tables that th
 estimator has (without it, those that all estimators have): the mean over splits ranks, a failure is
 last, and estimators that lack one of these tables are named and have no rank. Beside the ranks
 stand the share of tables below CatBoost and the largest excess over it; the largest excess over the
-best of this package's single estimators, and the share of tables where it is at most .03, on tables
-that all of these have; and the range of coverage over cells of at least 300 judged rows, or of the
-calibration error over those of 1,000. After the last budget comes the largest rise of a score from
-the smallest budget to the largest. suite_goals.py compares these figures with the goals.
+best of this package's single estimators, and the share of tables where it is at most 0.03, on
+tables that all of these have; and the range of coverage over cells of at least 300 test rows, or of
+the calibration error over those of 1,000. After the last budget comes the largest rise of a score
+from the smallest budget to the largest. suite_goals.py compares these figures with the goals.
 """
 
 import math

@@ -364,10 +364,10 @@ def check_duplicates(X: np.ndarray, total_noise: Any, counts: np.ndarray | None 
     repeated = 0 if counts is None else np.count_nonzero(noiseless & (counts != 1))
     if repeated:
         raise ValueError(
-            f"{repeated} of the {X.shape[0]} different rows of X are repeated, or have another "
-            "sample_weight than one, while the noise is exactly zero, so that the kernel matrix "
-            "is singular. Set alpha to a positive value (alpha=1e-6), add a WhiteKernel() to the "
-            "kernel, or drop the duplicated rows."
+            f"{repeated} of the {X.shape[0]} different rows of X are repeated, or have a "
+            "sample_weight other than one, while the noise is exactly zero, so that the kernel "
+            "matrix is singular. Set alpha to a positive value (alpha=1e-6), add a WhiteKernel() "
+            "to the kernel, or drop the duplicated rows."
         )
     if np.count_nonzero(noiseless) < 2:
         return

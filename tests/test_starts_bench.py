@@ -91,7 +91,7 @@ def test_named_functions(starts):
     X = found.X
     f = np.sin(2 * X[:, 3]) * X[:, 7]
     slope = np.polyfit(f, found.y, 1)[0]
-    # In the function's units the noise has a standard deviation of .1.
+    # In the function's units the noise has a standard deviation of 0.1.
     assert (found.y / slope - f).std() == pytest.approx(0.1, rel=0.05)
     found = starts.table("steep25")
     f = np.sin(4 * found.X[:, 0]) + found.X[:, 1] * found.X[:, 2]

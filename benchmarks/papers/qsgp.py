@@ -353,7 +353,7 @@ def cells():
     yield "figure2", "equal near the rows, the prior's far away", figure2
     for seed in range(3):
         yield f"figure3 seed={seed}", "13 functions", lambda seed=seed: figure3(seed)
-    note = "60,000 rows: 97.85 %, log loss .068 at 1e6 features, .063 at 1e7"
+    note = "60,000 rows: 97.85 %, log loss 0.068 at 1e6 features, 0.063 at 1e7"
     yield "digits default", note, digits
     yield "digits 1e6 features", note, lambda: digits(n_components=10**6)
     for name, settings in ABLATION.items():

@@ -44,7 +44,7 @@ BUDGETS = (10, 20, 50)
 # Test log likelihoods of CG: standard, and pathwise with warm starts.
 PAPER = {
     "pol": "1.27 / 1.27 at 13,500 rows",
-    "elevators": "-.39 / -.39 at 14,939",
+    "elevators": "-0.39 / -0.39 at 14,939",
     "bike": "2.15 / 2.06 at 15,642",
 }
 # Tables 2 to 4, speed-ups in time over standard and cold: pathwise cold, standard warm, both.

@@ -19,9 +19,9 @@ from ._partitions import partitions, split
 from ._rank import fitted_at
 from ._session import Session, closed, described, opened
 
-# Seconds between looks at the workers while ranks work.
+# Seconds between two checks of the workers during a fit.
 _LOOK = 1.0
-# Seconds that other ranks have to fail, after the first one.
+# Seconds to wait for further ranks to fail after the first one.
 _GRACE = 10.0
 
 
@@ -118,7 +118,9 @@ def _held(client: Client, parts: list[Future]) -> dict[str, list[tuple[int, Futu
     try:
         wait(parts)
     except CancelledError as error:
-        raise RankError("a worker has ended before the fit, with data that it alone had") from error
+        raise RankError(
+            "a worker has ended before the fit, and the data that only this worker held are lost"
+        ) from error
     for part in parts:
         if part.status == "error":
             raise part.exception()
@@ -168,7 +170,7 @@ async def _asked(client: Client, ask: Callable, workers: Any, timeout: float) ->
             return (await asyncio.wait_for(client.run(ask, workers=[worker]), timeout))[worker]
         except (OSError, TimeoutError, KeyError, ValueError) as error:
             raise RankError(
-                f"the worker {worker} does not answer within {timeout:g} s: it has ended, or its "
+                f"the worker {worker} did not respond within {timeout:g} s: it has ended, or its "
                 "machine cannot be reached"
             ) from error
 
@@ -214,7 +216,7 @@ def _watch(client: Client, session: Session, futures: list[Future]) -> None:
             return
         gone = _gone(client, session)
         if failed and not gone:
-            # Ranks that were left alone fail soon after the one that is to blame, whose end the
+            # The other ranks fail soon after the rank that caused the failure, whose end the
             # scheduler may notice later than they do.
             until = now() + _GRACE
             while pending and now() < until:

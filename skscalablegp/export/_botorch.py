@@ -76,7 +76,7 @@ class BoTorchModel(Model):
         elif observation_noise:
             covariance = covariance + torch.diag_embed(noise)
         chosen = range(self.num_outputs) if output_indices is None else output_indices
-        # As an operator, whose factor is computed when it is needed, with jitter if it must.
+        # An operator computes its factor only when it is needed, with jitter if necessary.
         parts = [
             MultivariateNormal(
                 mean[..., k].reshape(*batch, q),

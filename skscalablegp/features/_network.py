@@ -221,7 +221,7 @@ class ModuleNetwork(Network):
     def make(self, seed: int = 0) -> torch.nn.Module:
         """A new module; the global random state is restored afterwards."""
         with torch.random.fork_rng(devices=[]):
-            # The seeds of GPUs would not be restored, and stay as they are.
+            # Only the generator of the CPU is restored, so that the seeds of GPUs are not changed.
             torch.default_generator.manual_seed(seed)
             module = self.factory(self.n_features_in)
         if not isinstance(module, torch.nn.Module):
@@ -400,6 +400,7 @@ def _try_module(network: ModuleNetwork) -> int:
     if alone is None or alone.shape != Z.shape or not torch.allclose(Z, alone, rtol=1e-6):
         raise ValueError(
             "The network's features of a row depend on the other rows of its batch, so that no "
-            "kernel is defined: leave out batch norm, or use LayerNorm, which looks at one row."
+            "kernel is defined: leave out batch norm, or use LayerNorm, which normalises each row "
+            "by itself."
         )
     return Z.shape[1]

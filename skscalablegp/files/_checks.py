@@ -103,7 +103,7 @@ INDEX_LISTS = {"experts_": "n"}
 # Finite numbers, positive if the name is followed by a sign.
 SCALARS = ("noise_variance_ +", "_scale +", "local_power_", "_variance_scale +")
 SCALARS += ("n_features_in_ +", "n_neighbors_ +", "n_iter_", "n_samples_seen_ +")
-# Attributes that are all there, or none of them.
+# Attributes that are either all present or all absent.
 TOGETHER = [("X_train_", "y_train_", "_noise_train"), ("_y_train_mean", "_y_train_std")]
 TOGETHER += [("variational_mean_", "variational_cov_")]
 TOGETHER += [("_counts_train", "_within_train"), ("Table.counts", "Table.within")]

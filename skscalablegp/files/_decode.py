@@ -25,8 +25,8 @@ class ModelDecoder(Decoder):
         entry = entry_of(name) if isinstance(name, str) else None
         if entry is None:
             raise self._error(
-                f"is {name!r:.200}, which this version and this process do not know. If it is code "
-                "of your own, call skscalablegp.files.register with it before load"
+                f"is {name!r:.200}, which is unknown to this version and this process. If it is "
+                "code of your own, call skscalablegp.files.register with it before load"
             )
         return entry
 

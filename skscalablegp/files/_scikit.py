@@ -56,7 +56,7 @@ TYPES = {
     "sklearn.utils._metadata_requests.MetadataRequest",
     "sklearn.utils._metadata_requests.MethodMetadataRequest",
 }
-# Compiled objects of unchecked state; estimators that have them can do without.
+# Compiled objects whose state is not checked; estimators that have them work without, too.
 _SEARCH_TREES = ("sklearn.neighbors._kd_tree.", "sklearn.neighbors._ball_tree.")
 _METRICS = ("r2_score", "max_error", "mean_squared_error", "root_mean_squared_error")
 _METRICS += ("mean_absolute_error", "median_absolute_error", "mean_absolute_percentage_error")

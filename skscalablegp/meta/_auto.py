@@ -301,8 +301,8 @@ class AutoGPRegressor(AutoBase, NoisyRegressorBase):
         self._weightings, common = self._judged(rows, weigh)
         scored = rows.held[common]
         known = 0.0 if rows.known is None else rows.known[scored]
-        # Until there is a noise model, the mixture's own errors calibrate it: where errors of
-        # members cancel, it is too unsure of itself.
+        # Until there is a noise model, the errors of the mixture calibrate it: where errors of
+        # members cancel, its standard deviations would be too large.
         mean, variance = self._mixed(self._weightings[0], np.flatnonzero(common))
         log = log_factor(np.square(rows.y[scored] - mean) / (variance + known))
         self._pool(self._weightings[0], Scaled(None, NoiseModel(log)), rows)
@@ -359,7 +359,7 @@ class AutoGPRegressor(AutoBase, NoisyRegressorBase):
 
             found, size, _, _ = grown(learn, len(scored), share, _FIRST_ERRORS)
         if found is None:
-            # Tails take no time worth mentioning, and matter without a noise model, too.
+            # Learning the tails takes almost no time, and they matter without a noise model, too.
             weights, noise = self._weights, self._learned.noise
             errors = self._standardised(weights, noise, rows, np.sort(scored[:_FIRST_ERRORS]))
         else:

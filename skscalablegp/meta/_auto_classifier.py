@@ -23,7 +23,7 @@ from ._members import Candidate, class_candidates
 from ._pool import LEAST_WEIGHT, clearly_smaller, mixture_weights
 from ._posterior_modules import PooledClasses
 
-# Probabilities below this count as this, so that one row cannot decide a comparison.
+# Smaller probabilities are raised to this one, so that a single row cannot decide a comparison.
 _LEAST = 1e-6
 # Weight, in rows, of the temperature one.
 _AT_ONE = 20.0

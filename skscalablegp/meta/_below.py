@@ -211,7 +211,7 @@ def fit_below(  # noqa: C901 (one branch for each kind of parameter)
     advised : bool, default=True
         Whether to pass on a warning that another model suits the table better.
     quiet : bool, default=False
-        Whether to pass on no warning at all, because held-out rows judge the fit.
+        Whether to pass on no warning at all, because held-out rows evaluate the fit.
     **params
         Further arguments of its ``fit``.
 

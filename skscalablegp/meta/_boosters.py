@@ -11,7 +11,7 @@ from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted
 
 BOOSTERS = ("catboost", "lightgbm")
-# What a fit must not write to the screen or the disk.
+# Settings that keep a fit from writing to the screen or the disk.
 _QUIET = {
     "catboost": {"verbose": False, "allow_writing_files": False},
     "lightgbm": {"verbose": -1},

@@ -190,7 +190,7 @@ class _EncoderModule(nn.Module):
         medians = torch.tensor([column.median for column in columns], dtype=torch.float64)
         self.register_buffer("medians", medians)
         self._missing = [j for j, column in enumerate(columns) if column.had_missing]
-        # A column that says where comes after the column that it is about.
+        # The indicator of missing entries comes after its column.
         self._order = list(range(len(columns)))
         for k, j in enumerate(self._missing):
             self._order.insert(self._order.index(j) + 1, len(columns) + k)
@@ -287,7 +287,7 @@ class _Categories:
         if self.had_missing and not self.coded:
             levels.append(None)
         self.index = {level: code for code, level in enumerate(levels)}
-        # Two categories need one column, which says where the second one is.
+        # Two categories need one column, an indicator of the second one.
         self.shown = [1] if len(levels) == 2 else list(range(len(levels)))
         names = [f"{name} missing" if key is None else f"{name}={key}" for key in levels]
         self.names = [name] if self.coded else [names[code] for code in self.shown]
@@ -347,7 +347,7 @@ class _Values:
             return "category"
         if not types:
             return "number"
-        # A duration of NumPy counts as a number too, and comes first therefore.
+        # A duration of NumPy counts as a number, too, and is therefore tested first.
         kinds = {"boolean": _BOOLEANS, "duration": _DURATIONS, "date": _DATES, "number": _NUMBERS}
         for named, those in kinds.items():
             if all(issubclass(kind, those) for kind in types):
@@ -420,7 +420,7 @@ def _same_kind(values: _Values, name: str, fitted: str) -> str:
 
 def _other_kind(values: _Values, name: str, fitted: str) -> ValueError:
     known = values.array[~values.missing]
-    # Of a column of mixed entries, name one that does not belong there.
+    # For a column of mixed entries, name an entry of the wrong type.
     strange = [entry for entry in known.tolist() if isinstance(entry, str | bytes)]
     entry = strange[0] if strange else known[0]
     what = _PLURAL[fitted]
@@ -488,7 +488,7 @@ def _checked(X: Any) -> tuple[Any, list[str]]:
         names = [name if isinstance(name, str) else f"x{j}" for j, name in enumerate(X.columns)]
         return X, names
     if isinstance(X, list | tuple) and np.asarray(X).dtype.kind in "US":
-        X = np.asarray(X, dtype=object)  # in which the numbers among the texts stay numbers
+        X = np.asarray(X, dtype=object)  # in which numbers among strings remain numbers
     X = check_array(X, accept_sparse=False, dtype=None, ensure_all_finite=False)
     return X, [f"x{j}" for j in range(X.shape[1])]
 
@@ -548,7 +548,7 @@ def _with_missing(one: str, many: str, had_missing: bool) -> tuple[str, str]:
     """Sentences that also tell what becomes of missing entries."""
     if not had_missing:
         return one, many
-    median = "missing entries as the median, with a column that says where"
+    median = "missing entries are replaced by the median and marked in a further column"
     return f"{one}; {median}" if one else median, f"{many}; {median}"
 
 

@@ -304,7 +304,7 @@ class HeteroscedasticRegressor(NoisyRegressorBase):
                     )
                     total, errors, late = total[use], errors[use], []
         elif self.noise_estimator is not None:
-            few = f"{len(rows)} rows are too few for more than a constant"
+            few = f"{len(rows)} rows are too few to learn more than a constant"
             run.ignores("noise_estimator", few)
         if late:
             run.ignores("noise_estimator", "there was no time for a noise model")
@@ -321,7 +321,7 @@ class HeteroscedasticRegressor(NoisyRegressorBase):
         if not trial.own:
             run.chose("residuals", unseen.way, f"{below} has no closed form, and {n:,} rows")
         elif trial.left.how == "held_out":
-            why = f"{below} has held-out rows"
+            why = f"{below} keeps held-out rows of its own"
             run.chose("residuals", "held_out", why)
             run.ignores("validation_fraction", why)
             return

@@ -293,7 +293,7 @@ class LOVEPredictor(MetaRegressorBase):
         run.monitor.begin("variances", 1 + doublings, "minus the variances' error")
         run.preview = lambda model, step: model._finish(inner, made, scale)
         rows = _inputs(inner, held, probes)
-        # Without variances of any rank, the smallest rank follows a first interrupt.
+        # Without variances of any rank, a first interrupt ends the search at the smallest rank.
         with run.budget.may_end(lambda reason: made is not None or not run.stopped):
             for made in form.growing(*rows, first, most):
                 run.monitor.record_score(inner.kernel_.theta, -made.error / scale, 0.0)

@@ -232,8 +232,8 @@ class MeanFunctionRegressor(MetaRegressorBase):
     def _best(self, fresh: Any, unseen: Unseen, run: FitRun) -> Weighted:
         """The process on the targets, or on the errors of the trees if that has a higher density.
 
-        Both are evaluated on rows that they have not seen. The process alone comes first: it stands
-        until the other one is judged.
+        Both are evaluated on rows that they have not seen. The process alone comes first, and is
+        kept unless the other one has been evaluated and is better.
         """
         alone = unseen.tried(fresh, SHARES["process alone"], self._preview(None, 0.0))
         fits, why = [Weighted(_density(unseen.y, alone.left), 0.0, None, alone)], ""

@@ -42,23 +42,24 @@ _EXACT_A_SECOND, _FEWEST_EXACT = 1000, 300
 # Rows a second of boosted trees, which end their growth in time by themselves: a hundred trees of
 # 31 leaves on 8,000 rows of 26 columns take 0.4 seconds of one core, and 0.23 on 2,000 rows.
 _BOOSTED_A_SECOND = 20_000
-# Their part of the time is large: where time does not cut them, they leave the rest to others. On
-# hotel they were cut with a part of 1, and the NLL after ten processor seconds fell from -.145 to
-# -.286 by this and a cheaper encoding of levels (suite.py --tables hotel --clock cpu).
-# Parts of the time of members that need little, and of those that usually gain most.
+# The share of the time of boosted trees is large, because the trees leave what they do not need to
+# others. With a share of 1, a time limit cut them on hotel; this share and a cheaper encoding of
+# levels reduced the NLL after ten processor seconds from -0.145 to -0.286 (suite.py --tables hotel
+# --clock cpu). Shares of the time of members that need little, and of those that usually gain most.
 _LITTLE, _MUCH = 0.3, 2.0
-# Members that fine structure suits.
+# Members that can represent fine structure.
 _PROCESSES = ("exact", "neighbors")
-# The neighbours that only evaluate a likelihood that nothing maximises.
+# Number of neighbourhoods where nothing is trained and the likelihood is only evaluated.
 _CENTERS = 100
-# The neighbours whose density training maximises, at least and at most, and for each second of the
-# whole budget. Four to eight steps of three seconds by 200 of them gained .03 to .06 nats a row on
-# two tables of the suite's half for choices (hotel, pol), and one step by 1,000 gained nothing.
+# Number of neighbourhoods whose density training maximises, at least and at most, and for each
+# second of the whole budget. Four to eight steps of three seconds with 200 of them reduced the NLPD
+# by 0.03 to 0.06 on two tables of the suite's half for choices (hotel, pol); one step with 1,000
+# reduced it by nothing.
 _TRAINED_CENTERS, _CENTERS_A_SECOND = (200, 1000), 20
 # Boosted trees for classes: with the defaults of scikit-learn they are overconfident on few rows.
-# Log losses on the suite's half for choices, before and after: .465 and .436 (credit), .368 and
-# .336 (drawn-steps), .127 and .105 (breast-cancer), .095 and .080 (digits). Above this number of
-# rows held-out ones end the growth.
+# Log losses on the suite's half for choices, before and after: 0.465 and 0.436 (credit), 0.368 and
+# 0.336 (drawn-steps), 0.127 and 0.105 (breast-cancer), 0.095 and 0.080 (digits). Above this number
+# of rows, held-out rows decide when the growth ends.
 _BOOSTED_CLASSES, _FEW_FOR_CLASSES = {"learning_rate": 0.05, "max_leaf_nodes": 15}, 10_000
 _MOST_TREES = 400
 # Above these numbers of rows, all rows need more time than the other members.

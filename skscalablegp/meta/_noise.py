@@ -33,8 +33,8 @@ _FEW_ROWS = 2000
 # Features further away than this, in units of their spread, leave the process out: rounding of
 # their squares is as large as the squared distances of the other rows.
 _FARTHEST = 1e7
-# A model must beat a constant by this many standard errors, because the best of many candidates
-# seems better than it is.
+# A model must be better than a constant by this many standard errors, because the best of many
+# candidates seems better than it is.
 _DOUBT = 2.0
 # Number added to squares before their logarithm, and floors of the squares under a gamma density.
 _LOG_FLOOR, _GAMMA_FLOORS = 1e-4, (1e-4, 1e-2)

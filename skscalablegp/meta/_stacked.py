@@ -216,12 +216,12 @@ class StackedGPRegressor(NamedEstimators, MetaRegressorBase):
     def _compare(
         self, fresh: dict[str, Any], unseen: Unseen, run: FitRun
     ) -> tuple[dict[str, Trial], dict[str, tuple[float, str]], list[str]]:
-        """Fit and judge the regressors one after the other, and weigh those there are.
+        """Fit and evaluate the regressors one by one, and weight those that were evaluated.
 
         Returns
         -------
         trials : dict of Trial
-            Those with a judgement.
+            Those that were evaluated.
         notes : dict of (float, str)
             Seconds of each regressor, and what has happened to it.
         late : list of str
@@ -250,7 +250,7 @@ class StackedGPRegressor(NamedEstimators, MetaRegressorBase):
                 part = min(own / max(run.budget.left, 1e-9), 0.999)
             try:
                 with run.budget.may_end(keep=lambda _: bool(trials), inner=True) as end:
-                    # Weights from held-out rows do what advice to use another model would do.
+                    # Weights from held-out rows make advice to use another model unnecessary.
                     trials[name] = unseen.tried(regressor, part, preview, len(fresh) == 1)
             except FAILURES as error:
                 failure = failure or error
@@ -358,7 +358,7 @@ class StackedGPRegressor(NamedEstimators, MetaRegressorBase):
             members.append(member)
             found.append((mean, variance, left.feature_mean[at]))
         means, variances, features = map(np.stack, zip(*found, strict=True))
-        # For regressors that are sure of what they predict.
+        # Some regressors predict standard deviations that are almost zero.
         least = max(_LEAST_VARIANCE * float(np.var(y)), np.finfo(float).tiny)
         variances = np.maximum(variances, least)
         self._scores = {

@@ -106,7 +106,7 @@ class BoostedTrees(RegressorMixin, BaseEstimator):
         Under a time budget the first candidate may take all the time, or half of it if the table is
         larger. If that is not enough, there are no others; otherwise each of the remaining fits may
         take an equal share of the remaining time. Fits are omitted if their first five trees would
-        end too late, judged by the time that a leaf has taken before.
+        end too late, according to the measured time of a leaf.
         """
         budget = Budget(max_seconds)
         random_state = check_random_state(self.random_state)

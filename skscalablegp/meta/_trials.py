@@ -19,12 +19,12 @@ _LEAST_POWER = 0.7
 # Rows of the first two blocks of predictions, and of all others. They do not depend on the clock,
 # so that a fit that no limit cuts repeats identically.
 _BLOCKS, _BLOCK = (200, 800), 3000
-# A member whose predictions of fewer held-out rows end in time is dropped.
+# A member is dropped if fewer held-out rows than this are predicted in time.
 ENOUGH = 300
 
 
 class Late(RuntimeError):
-    """Time did not suffice to judge a member; the fit of the others goes on."""
+    """Time did not suffice to evaluate a member; the fit of the others continues."""
 
 
 def grown(

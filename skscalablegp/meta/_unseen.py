@@ -19,8 +19,8 @@ from ._scaled import Scaled
 
 # Cross-fitting with this number of folds replaces one held-out part that would have fewer rows.
 _FEWEST_HELD_OUT, _FOLDS = 2000, 5
-# Number of rows on which the time of a closed-form leave-one-out prediction is measured, and which
-# are left out however little time there is.
+# Number of rows on which the time of a closed-form leave-one-out prediction is measured. They are
+# predicted however little time there is.
 _TIMED = 200
 # Shares of a regressor's time: its first fit; leave-one-out predictions, and means of folds.
 _FOR_FIT, _FOR_LEFT_OUT = 0.7, 0.5
@@ -28,7 +28,7 @@ _FOR_FIT, _FOR_LEFT_OUT = 0.7, 0.5
 _MARGIN = 1.3
 # Statuses of fits that were not cut short.
 _EXPECTED = ("completed", "converged")
-# What a regressor may raise without ending the fit of others.
+# Errors of a regressor that do not end the fit of the others.
 FAILURES = (ArithmeticError, ValueError, TypeError, RuntimeError, MemoryError, TimeoutError)
 
 Preview = Callable[[Any, Any], None]
@@ -136,7 +136,7 @@ class Unseen:
         """A fitted regressor that is evaluated on rows which it has not seen.
 
         A regressor that leaves rows out in closed form, or has held-out rows of its own, is fitted
-        to all rows. Another one is fitted without the first fold, which judges it; then to the
+        to all rows. Another one is fitted without the first fold, which evaluates it; then to the
         other folds, as far as there is time for these fits and for one to all rows.
 
         Parameters
@@ -169,7 +169,7 @@ class Unseen:
                 return replace(whole, left=_finite(left), own=True)
         if self._required:
             raise ValueError(
-                f"{_name(fresh)} has no closed form for predictions of rows that are left out, "
+                f"{_name(fresh)} has no closed form for leave-one-out predictions, "
                 "which residuals='leave_one_out' needs: use residuals='auto'."
             )
         if not self.folds:
@@ -180,14 +180,14 @@ class Unseen:
         return replace(whole, left=found.left)
 
     def _rest(self, mine: Budget) -> Budget:
-        """What a fit leaves of the time of a regressor, but at least a part for its judgement."""
+        """What a fit leaves of the time of a regressor, but at least a part for its evaluation."""
         if mine.limit is None:
             return mine
         wanted = max(mine.left, (1 - _FOR_FIT) * mine.limit)
         return self.run.budget.share(min(wanted / max(self.run.budget.left, 1e-9), 1.0))
 
     def whole(self, fresh: Any, share: float, preview: Preview, advised: bool) -> Trial:
-        """A fit to all rows, which no row has judged yet."""
+        """A fit to all rows, without predictions of held-out rows so far."""
         found = self._fitted(fresh, slice(None), share, preview, advised, False)
         return replace(found, whole=True)
 
@@ -240,7 +240,7 @@ class Unseen:
         for j, (fitted, new) in enumerate(self.folds):
             if j == several:
                 break
-            # The model of the first fold is complete; other rows only add to its judgement.
+            # The model of the first fold is complete; other rows only add to its evaluation.
             with run.budget.may_end(keep=first is not None, inner=True) as end:
                 trial = self._fold(fresh, fitted, new, phase, several - j, preview)
                 parts.append(trial.left)
@@ -252,7 +252,7 @@ class Unseen:
                     costs = _MARGIN * first.seconds * (np.arange(len(self.folds)) + last)
                     several += phase.affordable(costs.__getitem__, range(len(costs)))
             elif end.reason is not None or trial.cut:
-                # A fit that was cut differently says nothing about the first one.
+                # A fit that was cut differently is no evidence about the first one.
                 del parts[j:]
                 break
         return replace(first, left=_joined(parts))
@@ -312,7 +312,7 @@ def _name(regressor: Any) -> str:
 
 def _finite(left: LeftOut) -> LeftOut:
     if not (np.isfinite(left.mean).all() and (left.std is None or np.isfinite(left.std).all())):
-        raise ArithmeticError("predictions of rows that were left out are not finite")
+        raise ArithmeticError("predictions of held-out rows are not finite")
     return left
 
 

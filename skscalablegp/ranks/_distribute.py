@@ -103,7 +103,7 @@ def distribute(timeout: float = 30.0, rows: str = "replicated") -> Iterator[Rank
         store = PrefixStore(f"skscalablegp/{number}", shared.clone())
         life = Life(store, rank, dist.get_world_size(), float(timeout))
         life.begin()
-        why, ranks, group = "it has failed to begin", None, None
+        why, ranks, group = "it failed to start", None, None
         try:
             group = Group(life, float(timeout))
             ranks = Ranks(group, rows)

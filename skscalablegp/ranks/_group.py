@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ._life import Life, RankError
 
-# A wait looks so often whether all ranks live.
+# Seconds between two checks, during a wait, that all ranks are alive.
 _LOOK = timedelta(seconds=0.5)
 # The others wait for the next task of rank 0 for as long as it lives.
 _WHILE_ALIVE = timedelta(days=30)

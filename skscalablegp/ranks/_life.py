@@ -8,9 +8,9 @@ from typing import Any
 
 from .._clock import now
 
-# Seconds between signs of life.
+# Seconds between two heartbeats.
 _BEAT = 0.5
-# After a message has failed, the rank that has been silent for so many seconds is to blame.
+# After a message has failed, a rank without a heartbeat for so many seconds is named as the cause.
 _SILENT = 3.0
 # Seconds that the other ranks wait for one that is alive but busy with something else.
 _PATIENCE = 1800.0
@@ -59,7 +59,7 @@ class Life:
             if not why and not self._notice:
                 self.gather("end", "")
         except RuntimeError:
-            pass  # There is nobody left to tell.
+            pass  # No other rank is left that could be informed.
 
     # ------------------------------------------------------------------ values
 
@@ -162,7 +162,9 @@ class Life:
                 return RankError(self.fail(f"{_named(silent)} has ended or cannot be reached"))
             self._pause.wait(_BEAT)
         first = str(error).partition("\n")[0]
-        return RankError(self.fail(f"a message between ranks failed, although all live: {first}"))
+        return RankError(
+            self.fail(f"a message between ranks failed, although all ranks are running: {first}")
+        )
 
     def _silent(self, seconds: float) -> list[int]:
         return [r for r, s in self._silence.items() if s > seconds and r not in self._left]

@@ -1167,7 +1167,7 @@ class EstimatorContract(Contract):
         kernel = ConstantKernel(1.0) * RBF() + WhiteKernel(0.1)
         far = {"k1__k2__length_scale": LogNormal(1.5, 0.02)}
         model = row.new(kernel=kernel, priors=far).fit(X, row.target(y))
-        assert model.history_["objective_name"][-1].partition(" a row")[0].endswith("+ log prior")
+        assert model.history_["objective_name"][-1].partition(" per row")[0].endswith("+ log prior")
         # Towards the prior's median: some rows of the table allow few steps.
         free = row.new(kernel=kernel).fit(X, row.target(y))
         assert model.fit_report_.log_prior > ThetaPrior(free.kernel_, far)(free.kernel_.theta)[0]

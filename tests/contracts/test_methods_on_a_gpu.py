@@ -106,7 +106,7 @@ def test_the_numbers_of_the_cpu(name):
             found[device] = answers(model, new)
             assert bool(gpu.launches) == (device == "cuda")
         assert "exact process" not in model.fit_report_.summary
-    # Solves end at a tolerance of .01, a step earlier or later after other rounding.
+    # Solves end at a tolerance of 0.01, a step earlier or later after other rounding.
     tol = 0.05 if hasattr(model, "solver_") else 1e-3
     for ours, theirs in zip(found["cuda"], found["cpu"], strict=True):
         assert np.isfinite(ours).all()

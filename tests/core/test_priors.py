@@ -130,7 +130,7 @@ def test_training_maximises_likelihood_times_prior(model):
     model = clone(model).set_params(callbacks=lambda step: steps.append(step), random_state=0)
     model.fit(X, y)
     value, grad, theta = steps[-1].objective, steps[-1].grad, steps[-1].theta
-    assert steps[-1].objective_name.partition(" a row")[0].endswith("+ log prior")
+    assert steps[-1].objective_name.partition(" per row")[0].endswith("+ log prior")
     prior = compile_kernel(KERNEL, 2, priors=OURS).log_prior
     if isinstance(model, PoERegressor) and not model.share_hyperparameters:
         total = sum(prior(kernel.theta)[0] for kernel in model.kernels_)

@@ -138,7 +138,7 @@ def test_an_exact_start_begins_with_some_rows():
 
 @pytest.mark.slow
 def test_a_subset_does_not_end_on_a_plateau():
-    # Twenty steps gain .3 nats in all here, the next ones two hundred.
+    # Twenty steps gain 0.3 nats in all here, the next ones two hundred.
     X, f = make_friedman1(2000, n_features=10, random_state=0)
     noise = np.random.default_rng([0, *b"friedman-10d-1000"]).standard_normal(2000)
     X, y = X[:1000], (f + 0.2 * f.std() * noise)[:1000]

@@ -282,7 +282,7 @@ def test_nothing_that_a_file_names_is_imported(name, kind, model, tmp_path):
         "entries": {"class": name, "values": {}},
     }
     forged.structure["model"]["object"]["state"]["random_state"] = {kind: content[kind]}
-    with pytest.raises(ModelFileError, match="do not know"):
+    with pytest.raises(ModelFileError, match="unknown to this version"):
         load(forged.write(tmp_path / "hostile"))
     assert "antigravity" not in sys.modules
 

@@ -244,12 +244,12 @@ def test_the_entry_that_does_not_belong_is_named():
 
 def test_descriptions():
     assert TableEncoder().fit(pd.DataFrame(MIXED)).describe() == [
-        "age: missing entries as the median, with a column that says where",
+        "age: missing entries are replaced by the median and marked in a further column",
         "new: a boolean, as 0 and 1",
         "city: 3 categories and missing entries, with a column each",
         "sex: 2 categories, in one column",
-        "sold: a date, as days, day of year and weekday; missing entries as the median, with a"
-        " column that says where",
+        "sold: a date, as days, day of year and weekday; missing entries are replaced by the median"
+        " and marked in a further column",
         "took: a duration, as seconds",
     ]
     many = pd.DataFrame({f"c{k}": ["a", "b", "c"] for k in range(12)})

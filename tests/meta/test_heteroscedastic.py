@@ -284,7 +284,7 @@ class TestNoise:
         ends = model.predict_interval(X[:1], 0.5)[0]
         draws = model.sample_y(X[:1], 20000)[0]
         assert np.mean((draws > ends[0]) & (draws < ends[1])) == pytest.approx(0.5, abs=0.02)
-        # Half of a t with 2.5 degrees of freedom is within .77 of its median.
+        # Half of a t with 2.5 degrees of freedom is within 0.77 of its median.
         assert np.diff(ends)[0] == pytest.approx(2 * 0.77, rel=0.15)
 
 

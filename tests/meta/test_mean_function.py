@@ -142,7 +142,7 @@ def test_a_short_budget_takes_fewer_folds():
     X = np.linspace(0, 1, 60)[:, None]
     y = 5 * X[:, 0] + 0.1 * np.sin(20 * X[:, 0])
     model = MeanFunctionRegressor(mean_function=Slow(), max_seconds=1.0, random_state=0).fit(X, y)
-    # One on all rows, and half of the .8 seconds that are left for two folds.
+    # One on all rows, and half of the 0.8 seconds that are left for two folds.
     assert Slow.fits == 3
     assert "n_folds" in model.fit_report_.ignored
     assert np.isfinite(model.predict(X)).all()

@@ -136,7 +136,7 @@ def test_closed_forms_and_held_out_rows():
     rows, mean, std = held.rows, held.mean, held.std
     assert held.how == "held_out"
     choice = noisy.fit_report_.choices["residuals"]
-    assert choice == ("held_out", "StackedGPRegressor has held-out rows")
+    assert choice == ("held_out", "StackedGPRegressor keeps held-out rows of its own")
     kept = np.setdiff1d(np.arange(len(X)), rows)
     own = KNeighborsRegressor(5).fit(X[kept], y[kept]).predict(X[rows])
     alone = fitted_process(inner.estimators_[0]).left_out(X, y, None, rows)
@@ -367,8 +367,8 @@ def test_members_receive_their_share_of_the_time():
     X, y = table()[:2]
     model = stack(Told(), Told(), max_seconds=1000)
     model.fit(X, y)
-    # Five folds of each, and the fits to all rows. The first one may take .7 of two thirds of .7 of
-    # the time, and the second one .7 of all of it.
+    # Five folds of each, and the fits to all rows. The first one may take 0.7 of two thirds of 0.7
+    # of the time, and the second one 0.7 of all of it.
     assert len(Told.budgets) in (11, 12)
     assert 300 < Told.budgets[0] <= 327 and 450 < Told.budgets[5] <= 490
     Told.budgets.clear()

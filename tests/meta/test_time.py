@@ -62,7 +62,8 @@ def test_a_slow_member_leaves_the_others_their_time(clock):
     model, steps = fitted(StackedGPRegressor(named, max_seconds=60), clock)
     assert len(model.estimators_) == 3 and model.n_held_out_ == 100
     assert len(np.unique(model.weights_)) > 1
-    # Of 60 seconds .7 are for three members. The first one may take half, and .7 of it for its fit.
+    # Of 60 seconds 0.7 are for three members. The first one may take half, and 0.7 of it for its
+    # fit.
     assert steps.tolist() == [15, 19]
 
 
@@ -101,7 +102,7 @@ def test_a_round_that_is_cut_leaves_the_one_before(clock):
 
 
 def test_what_will_not_end_is_not_begun(clock):
-    """A fit takes 30 seconds, so that one to all rows needs .3 * 125 seconds and a margin."""
+    """A fit takes 30 seconds, so that one to all rows needs 0.3 * 125 seconds and a margin."""
 
     class Line(Ridge):
         sizes = []
@@ -134,7 +135,7 @@ def test_closed_forms_leave_out_as_many_rows_as_time_allows(clock):
     costly = Costly(optimizer=None, n_components=20)
     named = [("costly", costly), ("zero", DummyRegressor(strategy="constant", constant=0.0))]
     model = StackedGPRegressor(named, max_seconds=100, random_state=0).fit(X, y)
-    # The first member may take two thirds of .7 of the time. 200 rows tell the cost; then half of
+    # The first member may take two thirds of 0.7 of the time. 200 rows tell the cost; then half of
     # what there was before them is left for all rows.
     assert model.n_held_out_ == 233
     held = fitted_process(model).left_out(X, y, None, None)

@@ -114,7 +114,7 @@ def task_rows(size: int) -> int:
 
 def solve_triangular(L: Float[Tensor, "n n"], B: Float[Tensor, "n m"]) -> Float[Tensor, "n m"]:
     """L^-1 B for a lower triangle; large solves are shared among the workers by columns of B."""
-    # Fewer columns would spend the time on reading L.
+    # With fewer columns, reading L would take most of the time.
     columns = max(_COLUMNS, int(_MOST_FLOPS / max(1, L.numel())))
     if columns >= B.shape[1] or not L.is_cpu:
         return torch.linalg.solve_triangular(L, B, upper=False)
@@ -158,7 +158,7 @@ class _Factorisation:
         try:
             self._compute(*place)
         except BaseException:
-            self.info = -1  # Nobody waits for this tile any longer.
+            self.info = -1  # No task waits for this tile any more.
             raise
         finally:
             with self._changed:

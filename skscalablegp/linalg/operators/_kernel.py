@@ -22,8 +22,8 @@ from ._products import CompiledTiles, LazyProducts, form_of
 T = TypeVar("T")
 
 # Two float32 tiles of this size fit the level-2 cache of two cores. Products with tiles of 256, 512
-# and 1,024 rows take .15, .12 and .13 s on two cores and .22, .21 and .28 s on one, with 8 columns
-# as with 26 (python benchmarks/cores.py --part product --tile 256 512 1024 --columns 8).
+# and 1,024 rows take 0.15, 0.12 and 0.13 s on two cores and 0.22, 0.21 and 0.28 s on one, with 8
+# columns as with 26 (python benchmarks/cores.py --part product --tile 256 512 1024 --columns 8).
 _CPU_TILE = 512
 _GPU_TILE = 8192
 # Where a device has no room for a tile, it is halved down to this size.
@@ -181,7 +181,7 @@ class KernelOperator(LinearOperator):
             else:
                 raise MemoryError(
                     f"{self.device} has no memory left for tiles of {_SMALLEST_TILE} x "
-                    f"{_SMALLEST_TILE} entries beside the vectors of {self.shape[0]} rows "
+                    f"{_SMALLEST_TILE} entries in addition to the vectors of {self.shape[0]} rows "
                     f"({refused}): use fewer rows or probes, or device='cpu'."
                 )
 

@@ -123,7 +123,7 @@ class CompiledTiles:
                 return function(*rows, self._amplitudes, self._shapes, V_right, V_left)
             except torch.OutOfMemoryError:
                 raise
-            except Exception as error:  # compilers fail in many ways, and none is the user's fault
+            except Exception as error:  # compilers raise many kinds of errors
                 _FAILED.add(self._form)
                 warnings.warn(
                     f"torch.compile failed ({type(error).__name__}: {str(error)[:200]}): products "

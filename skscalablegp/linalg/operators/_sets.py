@@ -59,7 +59,7 @@ def _from_near(rows: Float[Tensor, "b k d"], scale: Tensor) -> Float[Tensor, "b 
     far = A.detach().square().mean((1, 2)) > _LOST
     if not far.any():
         return A
-    # Measured from a far row, all others would be one point but for rounding.
+    # Relative to a far row, the distances between all other rows would be lost to rounding.
     middle = rows.median(1, keepdim=True).values
     return (rows - torch.where(far[:, None, None], middle, rows[:, -1:])) * scale
 

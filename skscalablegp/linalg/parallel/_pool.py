@@ -137,7 +137,8 @@ class _Work:
                     if self._over and not self._active:
                         return
                     self._changed.wait()
-                    # A worker that was leaving while the results were taken has left only now.
+                    # A worker that was about to leave when the results were taken may have left
+                    # only now.
                     self._call_workers()
                 value, error = self._finished.pop(self._taken)
                 self._taken += 1

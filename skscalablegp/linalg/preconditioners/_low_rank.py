@@ -12,7 +12,7 @@ from ..blocks import addmm_, matmul
 from ..operators import LinearOperator
 from ._base import Preconditioner, randn
 
-# Share of the noise below which what L L' leaves out of the diagonal does not matter.
+# The part of the diagonal that L L' leaves out is ignored below this share of the noise.
 _LEFT_OUT = 0.01
 
 
@@ -124,7 +124,7 @@ class LowRankPreconditioner(Preconditioner):
         # Rounding, or an operator that has changed since L was computed, may leave less than noise.
         left = torch.maximum(operator.diag().double() - L.square().sum(1), noise)
         if float(left.sum()) <= (1 + _LEFT_OUT) * float(noise.sum()):
-            return self  # Another factorisation would only turn the draws.
+            return self  # Another factorisation would only rotate the draws.
         scale = float(operator.diag().double().mean())
         return self.from_factor(L.to(self.basis.dtype), left, scale)
 

@@ -184,7 +184,7 @@ def begin(
 def replace_residual(
     operator: SelfAdjointOperator, state: UpdatedState
 ) -> tuple[Float[Tensor, " s"], Bool[Tensor, " s"]]:
-    """Replace the updated residual by B - H x, and judge the effect of rounding; one epoch.
+    """Replace the updated residual by B - H x, and measure the effect of rounding; one epoch.
 
     Returns
     -------

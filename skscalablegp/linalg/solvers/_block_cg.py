@@ -56,7 +56,7 @@ class BlockCG(CG, name="block_cg"):
         Z = state.preconditioner.solve(state.R)
         beta = torch.cholesky_solve((HD.mT @ Z).double(), factor).to(D.dtype)
         state.direction = _orthonormal(Z.addmm_(D, beta, alpha=-1))
-        self._judge(operator, state)
+        self._test_residual(operator, state)
         return state
 
     def check(self, operator: LinearOperator, state: CGState) -> CGState:

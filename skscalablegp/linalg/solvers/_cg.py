@@ -162,7 +162,7 @@ class CG(Solver, name="cg"):
         built = build_preconditioner(chosen, operator)
         fields = begin(operator, B, x0)
         norms, R = fields["residual_norms"], fields["R"]
-        # A sequence of plain increments is not judged.
+        # A sequence of plain increments is not tested for stagnation.
         plain = self.residual_refresh is None
         patience = float("inf") if plain else max(_PATIENT_ROUNDS * len(B), _PATIENT_STEPS)
         zeros = torch.zeros_like(norms, device=B.device)
@@ -202,7 +202,7 @@ class CG(Solver, name="cg"):
         state.rz_previous = state.rz
         self._count(operator, state)
         _precondition(operator, state, HD)
-        self._judge(operator, state)
+        self._test_residual(operator, state)
         return state
 
     def _count(self, operator: SelfAdjointOperator, state: CGState) -> None:
@@ -211,8 +211,11 @@ class CG(Solver, name="cg"):
         if state.watch.count():
             _refresh(operator, state)
 
-    def _judge(self, operator: SelfAdjointOperator, state: CGState) -> None:
-        """Judge the updated residual of a step; a true one has been judged."""
+    def _test_residual(self, operator: SelfAdjointOperator, state: CGState) -> None:
+        """Test the updated residual of a step for convergence and stagnation.
+
+        After a refresh, the true residual has been tested already.
+        """
         if state.watch.since_true > 0:
             # Without a preconditioner R' M Z is the square in the operator's inner product.
             own = state.dual_Z is not None
@@ -303,7 +306,7 @@ def _moving(
     moving = moving.to(HD.device, non_blocking=True)
     sound = (curvature > 0) & curvature.isfinite() & (state.rz > 0) & state.rz.isfinite()
     broken = moving & ~sound
-    # On a device nobody waits for the answer: the end of the step reads it with the norms.
+    # This does not wait for a device: the end of the step reads the flag together with the norms.
     if not broken.is_cpu or bool(broken.any()):
         state.broken = broken
         for block in (state.direction, state.R, HD):

@@ -172,7 +172,7 @@ class RowSolver(Solver):
         return relative_norms(state.R, state.b_norms)
 
     def _look(self, operator: LinearOperator, state: RowState, b: int) -> None:
-        """Once an epoch, keep the solution if it is the best so far, and judge progress."""
+        """Once an epoch, keep the solution if it is the best so far, and test for divergence."""
         state.since_look += b
         if state.since_look < len(state.x):
             return

@@ -213,8 +213,8 @@ class DeepKernelRegressorBase(MinibatchGPRegressorBase):
             else:
                 source = self._source(X, Y, noise_variance, self._scaling, plan.precision, run)
                 features, tensors = self._trained(plan.precision)
-                run.ignores(_OF_FEATURES, "the first chunk has set the features")
-                run.ignores("normalize_y", "the first chunk has set the units")
+                run.ignores(_OF_FEATURES, "the first chunk determined the features")
+                run.ignores("normalize_y", "the first chunk determined the units")
             kept = sampled(
                 self._kept if seen else None, (X, Y, noise_of(source)), seen, random_state
             )

@@ -29,7 +29,7 @@ _SMALL_TABLE = 1000
 _LAYERS = (128, 128)
 # Up to this number of rows "auto" is the exact process: networks that were trained on 2,200 rows of
 # pol for ten seconds had a negative log density of 1.6 to 4.1 on a fold where the exact process has
-# -.88.
+# -0.88.
 EXACT_ROWS = 3000
 # Largest number of scores in one training, and per epoch. Each score is an exact pass over the
 # rows, and all scores together must not cost more than the steps.
@@ -108,7 +108,7 @@ def plan(
         dtype = Choice("float32", f"{products_on} computes in single precision only")
     layers = Choice(_LAYERS, f"{n} rows")
     if exact:
-        dtype = Choice("float64", "the exact process of few rows is cheap")
+        dtype = Choice("float64", "the exact process is cheap for few rows")
         layers = Choice(None, f"{n} rows: the exact process on the columns")
     split = resolve(
         params.early_stopping,
@@ -177,7 +177,7 @@ def _ignored(params: Any, n: int, exact: bool, stream: bool, split: bool) -> dic
         names = (*_OF_TRAINING, "optimizer", "activation", "n_components")
         ignored |= ignore(*names, because="there is no network")
         if params.dtype == "float32":
-            ignored |= ignore("dtype", because="the exact process of few rows is cheap")
+            ignored |= ignore("dtype", because="the exact process is cheap for few rows")
     return ignored
 
 

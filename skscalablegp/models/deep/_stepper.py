@@ -137,9 +137,9 @@ class WeightSpaceStepper(Stepper):
         self._state: Any = None
         self._failed = False
         self.objective_name = (
-            "log marginal likelihood a row"
+            "log marginal likelihood per row"
             if rows.held_out is None
-            else "held-out log density a row"
+            else "held-out log density per row"
         )
         # Log marginal likelihoods of the training rows at each exact pass, per row and target.
         self.likelihoods: list[float] = []

@@ -420,8 +420,8 @@ class KISSGPRegressor(GPRegressorBase):
             kernel, shortest, n = self._numbered_kernel(table.X), 0.0, len(table.X)
             if kernel is not None:
                 self._check_categories(table, compile_kernel(kernel, table.X.shape[1]))
-            # One far entry would leave a single cell to all others, and is moved to their range.
-            # New rows may be anywhere, because the grid continues without end.
+            # A single far entry would squeeze all others into one cell, and is moved to their
+            # range. New rows may be anywhere, because the grid continues without end.
             extent = np.stack(table.ranges())
             table = table.limited(*extent)
         else:
@@ -597,7 +597,7 @@ class KISSGPRegressor(GPRegressorBase):
             return self._fit(X, y, noise_variance, sample_weight, stream=True)
         with FitRun(self) as run:
             more = self._read_more(X, y, noise_variance, sample_weight, run)
-            run.ended("converged", n_iter=1, because="the rows are added; the kernel stays")
+            run.ended("converged", n_iter=1, because="rows were added; the kernel is unchanged")
             if self._exact is not None:
                 self._append(more)
                 self._join_exactly(run, "fit all rows anew, with structure='product' or 'additive'")

@@ -239,7 +239,7 @@ class _Stepper(Stepper):
     moving = ("_moving", "_optimizer", "_schedule", "_generator")
 
     def __init__(self, training: NetworkTraining, phase: int, n_steps: int):
-        self.objective_name = ("minus squared error", "log likelihood a row of a batch")[phase]
+        self.objective_name = ("minus squared error", "log likelihood per row of a batch")[phase]
         self._training, self._phase = training, phase
         self._generator = training._generator
         other = training._others[phase].requires_grad_(True)

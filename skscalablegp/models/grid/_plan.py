@@ -103,7 +103,7 @@ def plan_method(params: Any, n: int, *, stream: bool = False) -> MethodPlan:
     if params.feature_extractor is None:
         ignored |= ignore("activation", "max_epochs", because="there is no network")
     elif callable(params.feature_extractor):
-        ignored |= ignore("activation", because="a module has its own")
+        ignored |= ignore("activation", because="a module has activations of its own")
     solver = resolve(params.solver, "cholesky", "a grid's covariance has a low rank")
     settings, exact = StageSettings.of(params, params.n_restarts_optimizer), {}
     if not stream and n <= small_table_rows(params) and not asks_for_grid(params):

@@ -67,7 +67,7 @@ _PASSES = 30
 _FEWEST_START = 100
 # A further regression is the start if it explains so much more of the variance in leave-one-out.
 # The likelihood would often choose it for labels, which are not normal, and mislead: of nine splits
-# of three small tables of classes, with gains of at most .05, it made the log loss worse on seven.
+# of three small tables of classes, with gains of at most 0.05, it made the log loss worse on seven.
 _CLEARLY_BETTER = 0.1
 
 # A kernel, rows, targets, and a function from the kernel's theta to the model's.

@@ -154,7 +154,7 @@ class SparseFit:
 class SparseStepper(Stepper):
     """Each step updates the belief from one batch, and everything else by Adam."""
 
-    objective_name = "lower bound a row"
+    objective_name = "lower bound per row"
     moving = ("_theta", "_points", "weights", "belief", "_adam", "n_steps", "generator", "_batches")
 
     def __init__(
@@ -174,7 +174,7 @@ class SparseStepper(Stepper):
         self._bounds = model.kernel.bounds.to(theta.device)
         self.n_steps, self.flops = 0, 2.0 * len(Z) ** 2 * max(len(Z), settings.batch_size)
         if model.kernel.log_prior:
-            self.objective_name = "lower bound + log prior a row"
+            self.objective_name = "lower bound + log prior per row"
         q = model.likelihood.n_latent(model.n_outputs)
         prior = NaturalBelief.prior(len(Z), q, model.n_factors, Z.device)
         rate = settings.variational_learning_rate

@@ -215,7 +215,7 @@ def absorb(
     prior = belief = NaturalBelief.of(fit.belief)
     passes = 1 if model.likelihood.conjugate else max_iter
     done, reason, white = 0, "max_iter", Whitening.at(model.kernel, fit.theta, fit.Z)
-    run.monitor.begin("new rows", passes, "lower bound a row")
+    run.monitor.begin("new rows", passes, "lower bound per row")
     with run.budget.may_end(lambda reason: done or reason != "interrupted") as ending:
         while done < passes and reason == "max_iter":
             whitened = belief.whitened()

@@ -189,7 +189,7 @@ class SolvedGPRegressor(GPRegressorBase):
         if final.samples is not None:
             self._pathwise = to_numpy(final.samples)
         weights, scale = final.weights.cpu().double(), 1.0
-        # A solve that has ended early has errors that would be taken for those of the rows.
+        # If a solve has ended early, its errors would be attributed to the rows.
         if not plan.all_rows and final.solution.converged:
             posterior = self._iterative_posterior(weights)
             theta, scale = self._best_scale(kernel, theta, posterior, generator)
@@ -221,7 +221,7 @@ class SolvedGPRegressor(GPRegressorBase):
         merged = problem.noise(theta, rows).to(noise) - noise
         known = torch.zeros_like(noise) if problem.repeats is None else merged
         left_out = posterior.leave_one_out(rows, X, Y, known)
-        if left_out is None:  # Only further solves would predict rows without themselves.
+        if left_out is None:  # leave-one-out predictions would need further solves
             return theta, 1.0
         mean, variance = left_out
         scale = float(((Y - mean).square() / variance[:, None]).mean())

@@ -396,7 +396,7 @@ def _plan_stages(
 
 
 def _plan_solver(given: Any, direct: bool, needed: bool, n: int) -> Choice:
-    # "block_cg" takes half the epochs of "cg", and .67 (pol) and .76 (elevators) of its time.
+    # "block_cg" takes half the epochs of "cg", and 0.67 (pol) and 0.76 (elevators) of its time.
     why = "a factorisation does not fit, or costs more than solves"
     if direct:
         why = "a factorisation is cheaper than solves"

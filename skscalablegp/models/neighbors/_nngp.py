@@ -517,7 +517,7 @@ class NNGPRegressor(GPRegressorBase):
                 # A mean over the same rows, times the number of rows.
                 self.log_marginal_likelihood_value_ *= n / old
             run.reports(summary=f"a row is predicted from {self.n_neighbors_} of {n:,} rows")
-            run.ended("converged", n_iter=1, because="the rows are added; the kernel stays")
+            run.ended("converged", n_iter=1, because="rows were added; the kernel is unchanged")
         return self
 
     # ------------------------------------------------------------------ prediction

@@ -220,7 +220,7 @@ class QSGPMixin:
         if fourier != (points is None):
             return None
         if isinstance(self.basis, str) and not fourier:
-            # Functions at the rows of another table do not suit this one.
+            # Functions at the rows of another table are not suitable for this one.
             rows = self._scaling.inputs(X, torch.float64, torch.device("cpu")).numpy()
             unknown = {point.tobytes() for point in points} - {row.tobytes() for row in rows}
             if unknown or not (pivots or len(rows) == len(points)):

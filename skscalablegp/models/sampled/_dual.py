@@ -30,7 +30,7 @@ class DualStepper(SampledStepper):
     The shared weights belong to the support rows.
     """
 
-    objective_name = "expected log likelihood a row and target"
+    objective_name = "expected log likelihood per row and target"
 
     def __init__(self, *args: Any, support_index: Int64[Tensor, " s"], **settings: Any):
         super().__init__(*args, **settings)

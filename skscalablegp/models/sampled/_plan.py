@@ -440,7 +440,7 @@ def _support(params: Any, n: int, reason: str) -> Choice:
 
 def _basis(n: int, fourier: bool) -> Choice:
     if fourier:
-        why = f"{n:,} rows, a stream, or other settings that ask for random features or steps"
+        why = f"{n:,} rows, a stream, or other settings that need random features or steps"
         return Choice("fourier", why)
     return Choice("rows", f"{n:,} rows: kernel functions at rows that determine the others")
 
@@ -474,7 +474,7 @@ def _ignored(
             ignored.setdefault("control_variate", why)
     fixed = steps is None or steps.dual or steps.theta_rate == 0
     if fixed:
-        why = "hyperparameters stay where the exact start left them"
+        why = "the hyperparameters of the exact start are kept"
         ignored |= ignore("learning_rate", "freeze", because=why)
     if past is not None:
         ignored |= ignore(*_OF_THE_FIRST, because="the fit continues from the last one")

@@ -338,7 +338,7 @@ class QSGPRegressor(QSGPMixin, MinibatchGPRegressorBase):
                 raise ValueError(
                     f"y has {Y.shape[1]} targets, but the model was fitted with {past.n_targets}."
                 )
-            run.ignores("likelihood", "the first rows have set it")
+            run.ignores("likelihood", "the first rows determined it")
             X, Y, noise_variance, _, counts = self._read_merged(X, Y, noise_variance, sample_weight)
             table = Observations(
                 X, Y, self.likelihood_, noise_variance=noise_variance, counts=counts

@@ -256,7 +256,7 @@ class RelevanceStepper(Stepper):
         Its time budget limits the rows.
     """
 
-    objective_name = "log evidence less half a nat a function, a row and target"
+    objective_name = "log evidence minus one half for each function, per row and target"
     moving = ("active", "precision", "noise")
 
     def __init__(self, dictionary: Dictionary, source: RowSource, budget: Budget):

@@ -31,7 +31,7 @@ from ._support import Flattening, SupportRows, by_unit
 from ._weights import RunningMean, SampledWeights
 
 # Name of the objective, which is minus the score.
-OBJECTIVE = "lower bound a row and target"
+OBJECTIVE = "lower bound per row and target"
 # Factor of the learning rate when steps have made the score worse, and the largest number of such
 # reductions.
 _SLOWER = 0.3

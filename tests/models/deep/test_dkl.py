@@ -79,7 +79,7 @@ def test_training_learns_and_keeps_the_best_score(cls):
         model.log_marginal_likelihood_value_ / len(X), scores.max(), rtol=1e-3, atol=1e-3
     )
     assert model.fit_report_.status == "completed"
-    assert set(model.history_["objective_name"]) == {"log marginal likelihood a row"}
+    assert set(model.history_["objective_name"]) == {"log marginal likelihood per row"}
     assert model.score(X_new, y_new) > 0.85
     mean, std = model.predict(X_new, return_std=True)
     assert 0.8 < np.mean(np.abs(y_new - mean) < 2 * std) <= 1.0
@@ -641,7 +641,7 @@ def test_held_out_rows_choose_the_noise_without_exact_passes(monkeypatch):
     ],
 )
 def test_networks_begin_with_the_columns_that_matter(Model):
-    """With equal first weights the test variance explained is .6 after these steps, at most."""
+    """With equal first weights the test variance explained is 0.6 after these steps, at most."""
     rng = np.random.default_rng(0)
     X = rng.standard_normal((1_800, 25))
     y = np.sin(3 * X[:, 3]) + X[:, 7] + 0.1 * rng.standard_normal(len(X))

@@ -575,7 +575,7 @@ def test_four_columns_have_eight_points_each():
 
 @pytest.mark.slow
 def test_a_network_begins_with_the_columns_that_matter():
-    """With equal first weights it explains .3 of the test variance after these steps."""
+    """With equal first weights it explains 0.3 of the test variance after these steps."""
     rng = np.random.default_rng(0)
     X = rng.standard_normal((1_800, 25))
     y = np.sin(3 * X[:, 3]) + X[:, 7] + 0.1 * rng.standard_normal(len(X))

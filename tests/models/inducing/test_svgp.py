@@ -388,7 +388,7 @@ def test_inducing_points_are_finite_and_at_least_one(Model, inducing, message):
     [(0.002, 0.002), (0.05, 0.015), (0.1, 0.015), (0.3, 0.03), (0.9, 0.06)],
 )
 def test_training_starts_at_a_noise_that_its_steps_can_leave(monkeypatch, best, start):
-    # A start at .03 where the bound is best at .06 cost 4,000 rows of pol .145 nats a test row.
+    # A start at 0.03 where the bound is best at 0.06 cost 4,000 rows of pol 0.145 nats a test row.
     unit = 2.5
 
     def bound(kernel, theta, Z, blocks):

@@ -101,7 +101,7 @@ def test_a_smooth_function_of_many_columns_keeps_all_rows():
 
 
 def test_weak_evidence_keeps_all_functions():
-    """A loss below .05 nats on 40 rows may be chance; on 300 rows it is not."""
+    """A loss below 0.05 nats on 40 rows may be chance; on 300 rows it is not."""
     rng = np.random.default_rng(0)
     X = rng.uniform(-2, 2, (300, 1))
     y = np.sin(2 * X[:, 0]) + 0.5 * rng.standard_normal(300)
