@@ -46,8 +46,8 @@ def fit(
     client : distributed.Client
         Workers must be processes of their own, not threads of one.
     estimator : estimator
-        An estimator of this package, or of scikit-learn around one, such as a pipeline. It is
-        cloned and stays as it is.
+        An estimator of this package, or one of scikit-learn around it, such as a pipeline. It is
+        cloned and not changed.
     X : dask.array.Array of shape (n, d) or dask.dataframe.DataFrame
         Rows. Partitions may be of any sizes, also empty.
     y : dask.array.Array of shape (n,) or (n, t), or dask.dataframe.Series or DataFrame
@@ -56,7 +56,7 @@ def fit(
         Where the rows are during the fit. The worker with the most bytes gets all rows once; other
         ranks get those that products need, in the precision of the products.
     timeout : float, default=30.0
-        Seconds without a sign of life after which a rank counts as dead.
+        Seconds without a heartbeat after which a rank is considered lost.
     **fit_params : object
         Arguments of the estimator's `fit`, such as `noise_variance` or `sample_weight`.
         Collections need the partitions of X.
@@ -75,12 +75,12 @@ def fit(
     MemoryError
         If the rows do not fit into the memory of the worker that collects them.
     RuntimeError
-        If a worker has ended or does not answer, or runs other versions.
+        If a worker has ended or does not respond, or runs other versions.
 
     Notes
     -----
-    Fits that share workers run one after the other. A fit that is under way on other workers is
-    not disturbed. Interrupting the caller ends the fit at its next product.
+    Fits that share workers run one after the other. A fit that runs on other workers is not
+    disturbed. Interrupting the caller ends the fit at its next product.
 
     Examples
     --------

@@ -54,7 +54,7 @@ def predict(client: Client, model: Any, X: Any, *, method: str = "predict", **op
     Notes
     -----
     The type of a result is found by a prediction of one or two rows of zeros, or of rows that Dask
-    invents from the types of the columns. Joint results, such as ``return_cov=True``, are refused:
+    makes up from the types of the columns. Joint results, such as ``return_cov=True``, are refused:
     partitions are predicted one by one.
 
     Examples

@@ -1,4 +1,4 @@
-"""Loaders of real data sets, in the way of `sklearn.datasets`."""
+"""Loaders of real data sets, with the interface of `sklearn.datasets`."""
 
 from skscalablegp.datasets._flights import fetch_flights
 from skscalablegp.datasets._uci import fetch_uci

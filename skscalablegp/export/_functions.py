@@ -16,7 +16,7 @@ from ._torch import process_of
 class FunctionDraws(nn.Module):
     """Functions drawn from a posterior, which `draw_functions` makes.
 
-    A draw is a function: its values at any rows, asked for together or one by one, belong to the
+    A draw is a function: its values at any rows, computed together or one by one, belong to the
     same draw. Rows are in the units of the training table, and values, without noise, in those of
     the target.
 

@@ -45,8 +45,8 @@ def export_onnx(
     path : str or path-like
         The file; an existing one is replaced.
     return_std : bool, default=True
-        Whether the file predicts standard deviations, too. For an exact model of n rows they need
-        an n x n matrix; nothing else does.
+        Whether the file predicts standard deviations, too. For an exact model of n rows, only they
+        need an n x n matrix.
     dtype : {"float64", "float32"}, default="float64"
         Precision of the input and the outputs. With "float32" the computations are in single
         precision, too, and the file has half the size, if this is accurate enough at `rows`. If
@@ -82,9 +82,9 @@ def export_onnx(
     seconds; with earlier versions its time grows with ``n_neighbors``, by about a second each.
 
     The mean of an exact model is a sum of kernel values times weights, whose absolute sum is often
-    10,000 times the mean. Rounding each kernel value to single precision loses the mean then, also
-    if rows are centred and scaled before, and if distances come from differences. The file's
-    metadata say under "computed_in" which precision the computations have.
+    10,000 times the mean. The mean is then lost if each kernel value is rounded to single
+    precision, even if rows are centred and scaled before and distances are computed from
+    differences. The file's metadata say under "computed_in" which precision the computations have.
 
     Examples
     --------

@@ -8,8 +8,8 @@ from ._torch import require
 def as_botorch(model):
     """A fitted regressor as a model of BoTorch.
 
-    Acquisition functions differentiate its posterior in the rows, which costs what predictions of
-    the model cost: models of large tables can be optimised that BoTorch's own models cannot hold.
+    Acquisition functions differentiate its posterior with respect to the rows, at the cost of
+    predictions of the model. Tables may therefore be larger than BoTorch's own models allow.
 
     Parameters
     ----------

@@ -166,8 +166,8 @@ def to_torch(model, return_std: bool = True) -> GPModule | ClassModule:
     model : estimator
         A fitted regressor or classifier of this package, a `Pipeline` that ends in one, after steps
         that scale columns (StandardScaler, MinMaxScaler, MaxAbsScaler, RobustScaler), or a search
-        over these. Regressors over members may have scikit-learn's linear models, trees, forests
-        and gradient boosting as members.
+        over these. Members of stacks and automatic models may be scikit-learn's linear models,
+        trees, forests and gradient boosting.
     return_std : bool, default=True
         Whether the module of a regressor returns standard deviations beside means. Without them it
         is smaller: an exact model of n rows needs an n x n matrix for its standard deviations, and
@@ -196,13 +196,13 @@ def to_torch(model, return_std: bool = True) -> GPModule | ClassModule:
 
     Notes
     -----
-    The module computes in double precision what a model with ``dtype="float32"`` predicts in
-    single. It has no checks: rows of another scale and columns in another order are the caller's
-    business, and categories enter as the codes that the model was fitted with. Missing values, as
-    NaN, are for `AutoGPRegressor` and `AutoGPClassifier` only.
+    The module computes in double precision, also for a model with ``dtype="float32"``, which itself
+    predicts in single precision. It checks nothing: the caller must pass columns in the order and
+    in the units of the training table, and categories as the codes that the model was fitted with.
+    Missing values, as NaN, are for `AutoGPRegressor` and `AutoGPClassifier` only.
 
-    Trees are walked one level at a time, all at once. Their gradient in the rows is zero, so that a
-    mixture has the gradient of its other members.
+    All trees are evaluated together, one level at a time. Their gradient in the rows is zero, so
+    that a mixture has the gradient of its other members.
 
     Examples
     --------

@@ -18,21 +18,22 @@ def save(model, path: str | os.PathLike[str], *, compact: bool = False) -> int:
     """Write a fitted model into a file that contains no code.
 
     The file is in the safetensors format: arrays as tensors, everything else as JSON in the header.
-    It is written beside `path` and then renamed, so that a reader never sees a partial file.
+    It is written to a temporary file in the same folder and then renamed, so that a reader never
+    sees a partial file.
 
     Parameters
     ----------
     model : estimator
-        An estimator of this package, or one of scikit-learn with such estimators inside or without,
-        such as a `Pipeline` or a `GridSearchCV`. Objects of scikit-learn need ``pip install
-        skscalablegp[files]``.
+        An estimator of this package, or one of scikit-learn, such as a `Pipeline` or a
+        `GridSearchCV`, with or without such estimators inside. Objects of scikit-learn need ``pip
+        install skscalablegp[files]``.
     path : str or path-like
         The file, which is replaced if it exists.
     compact : bool, default=False
         Whether to keep only what predictions need. Models whose posterior needs no training rows
         (inducing points, random features, grids, deep kernels, low-rank variances over these) are
-        saved without them, and cannot do what needs them afterwards, such as
-        ``log_marginal_likelihood(theta)``. `saved_size` says what it saves.
+        saved without them. Methods that need the rows, such as ``log_marginal_likelihood(theta)``,
+        then raise an error. `saved_size` returns the size of a file before it is written.
 
     Returns
     -------
@@ -42,8 +43,8 @@ def save(model, path: str | os.PathLike[str], *, compact: bool = False) -> int:
     Raises
     ------
     TypeError
-        For a model with objects or functions that files do not have; nothing is written then. For a
-        class or a function of your own, `register` says how to have it saved.
+        For a model with objects or functions that files cannot contain; nothing is written then.
+        For a class or a function of your own, `register` says how to have it saved.
     ValueError
         For an estimator with a parameter that it cannot have, which `fit` would refuse, too.
     OSError

@@ -15,11 +15,11 @@ _KINDS = ("nll", "weight", "seconds")
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class LeaderboardDisplay:
-    """The members of an automatic estimator: held-out score, weight and seconds of each.
+    """The members of an automatic estimator: score on held-out rows, weight and seconds of each.
 
-    Members stand in the order of ``leaderboard_``, the one with the lowest score at the top. A
-    member without a score, because it was dropped or the time ended before, has no point. Make one
-    by `from_estimator`.
+    Members are in the order of ``leaderboard_``, the one with the lowest score at the top. A member
+    has no point if it has no score, because it was dropped or the time ended before. Make one by
+    `from_estimator`.
 
     Parameters
     ----------

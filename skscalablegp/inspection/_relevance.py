@@ -179,7 +179,7 @@ class RelevanceDisplay:
         Raises
         ------
         ValueError
-            For a kind that there is nothing to show of.
+            For a kind whose panel would be empty.
         """
         why = {
             "length_scale": "no part of the kernel has a length scale for each column of X",

@@ -48,14 +48,14 @@ _FOR_NOISE = 0.5
 
 
 class AutoGPRegressor(AutoBase, NoisyRegressorBase):
-    """A calibrated regression without settings: members are compared on rows they have not seen.
+    """A calibrated regression without settings: members are compared on held-out rows.
 
-    Linear, tree and Gaussian-process models are fitted one after the other, the cheapest first,
-    without a part of the rows. After each one, weights are computed from the density of these
-    held-out rows; a single member keeps all the weight unless a mixture is clearly better. A noise
-    model and the shape of the tails are learned from the errors of this mixture on held-out rows.
-    In the remaining time, the members that have weight are fitted again to all rows. Whenever the
-    time ends, the model that predicts has been evaluated on held-out rows. See
+    Linear models, trees and Gaussian processes, the members, are fitted in turn, the cheapest
+    first, without a held-out part of the rows. After each one, weights are computed from the
+    density of these held-out rows; a single member keeps all the weight unless a mixture is clearly
+    better. A noise model and the shape of the tails are learned from the errors of this mixture on
+    held-out rows. In the remaining time, the members that have weight are fitted again to all rows.
+    Whenever the time ends, the model that predicts has been evaluated on held-out rows. See
     :ref:`default_sizes`.
 
     Tables may have numbers, categories, booleans, dates and missing values.
@@ -67,10 +67,10 @@ class AutoGPRegressor(AutoBase, NoisyRegressorBase):
         are "linear" (ridge regression), "trees" (boosted), "exact" (the exact process; above 2,000
         rows on 1,500 of them), "neighbors" (`NNGPRegressor` with the kernel of the exact process),
         "iterative" (`IterativeGPRegressor` on all rows, with that kernel), "randomized_trees",
-        "deep" (`SCGDDKLRegressor`) and "trained_neighbors" (`NNGPRegressor`, whose training goes on
+        "deep" (`SCGDDKLRegressor`) and "trained_neighbors" (`NNGPRegressor`, whose training starts
         from that kernel), "catboost" and "lightgbm" (boosted trees of these packages, if they are
         installed). "auto" compares those of this package and of scikit-learn that suit the number
-        of rows. Other regressors join as pairs, with or without ``return_std``.
+        of rows. Other regressors are given as pairs, with or without ``return_std``.
     validation_fraction : float, default=0.2
         Fraction of the rows that is held out. At most 10,000 rows are held out; up to 2,000 rows
         five folds replace them, in which the exact process keeps the hyperparameters of all rows.
@@ -124,7 +124,7 @@ class AutoGPRegressor(AutoBase, NoisyRegressorBase):
         Rows of the fit.
     history_ : dict of lists
         stage, iteration, theta, objective and its name, residual, epochs and seconds of each step
-        of the fits below.
+        of the members' fits.
     fit_report_ : FitReport
         How the fit ended, and seconds by stage.
     device_, dtype_ : str

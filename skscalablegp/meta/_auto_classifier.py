@@ -73,15 +73,15 @@ class ValidatedClasses:
 
 
 class AutoGPClassifier(AutoBase, MetaEstimatorMixin, GPClassifierBase):
-    """Calibrated probabilities without settings: members are compared on rows they have not seen.
+    """Calibrated probabilities without settings: members are compared on held-out rows.
 
-    Logistic regression, trees and a Gaussian process on inducing points are fitted one after the
-    other, the cheapest first, without a part of the rows. After each one, weights are computed from
-    the probabilities of these held-out rows; a single member keeps all the weight unless a mixture
-    is clearly better. A temperature, which held-out rows determine, makes the probabilities more or
-    less even. In the remaining time, the members that have weight are fitted again to all rows.
-    Whenever the time ends, the model that predicts has been evaluated on held-out rows. See
-    :ref:`default_sizes`.
+    Logistic regression, trees and a Gaussian process with inducing points, the members, are fitted
+    in turn, the cheapest first, without a held-out part of the rows. After each one, weights are
+    computed from the probabilities of these held-out rows; a single member keeps all the weight
+    unless a mixture is clearly better. A temperature, which held-out rows determine, makes the
+    probabilities more or less even. In the remaining time, the members that have weight are fitted
+    again to all rows. Whenever the time ends, the model that predicts has been evaluated on
+    held-out rows. See :ref:`default_sizes`.
 
     Tables may have numbers, categories, booleans, dates and missing values.
 
@@ -148,7 +148,7 @@ class AutoGPClassifier(AutoBase, MetaEstimatorMixin, GPClassifierBase):
         Rows of the fit.
     history_ : dict of lists
         stage, iteration, theta, objective and its name, residual, epochs and seconds of each step
-        of the fits below.
+        of the members' fits.
     fit_report_ : FitReport
         How the fit ended, and seconds by stage.
     device_, dtype_ : str

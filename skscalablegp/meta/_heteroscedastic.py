@@ -39,7 +39,7 @@ class HeteroscedasticRegressor(NoisyRegressorBase):
         Regressor on which this estimator builds. It may come from this package or from
         scikit-learn, with or without ``return_std``, and may be a pipeline; None is a
         `PoERegressor`. Where its memory budget, device or precision is "auto", the setting of this
-        estimator holds.
+        estimator applies.
     noise_estimator : regressor, default=None
         Regressor that learns the size of the errors. It may be any regressor with scikit-learn's
         interface. Its target is the logarithm of the squared standardised error; its features are
@@ -47,12 +47,12 @@ class HeteroscedasticRegressor(NoisyRegressorBase):
         compares boosted trees on that target, boosted trees with a gamma loss on the squared
         errors, up to 2,000 rows a Gaussian process, and the product of the best of both targets.
         The variation of every candidate is shrunk by the factor that suits held-out rows best. A
-        constant takes the place of a candidate that does not predict held-out rows better than the
-        constant does, and always below 100 rows.
+        constant replaces every candidate that does not predict held-out rows better, and is always
+        used below 100 rows.
     residuals : {"auto", "leave_one_out", "held_out"} or int, default="auto"
         Method that predicts training rows without having seen them. "leave_one_out" needs no
         further fit, but a regressor with a closed form: exact and iterative processes, experts,
-        Fourier features, inducing points and nearest neighbours. A `StackedGPRegressor` brings
+        Fourier features, inducing points and nearest neighbours. A `StackedGPRegressor` has
         held-out rows of its own. An int is the number of cross-fitting folds. "held_out" fits once
         more, without a share of the rows. "auto" takes "leave_one_out" if there is a closed form;
         otherwise it takes 5 folds if fewer than 2,000 rows would be held out, and "held_out" if
@@ -81,12 +81,12 @@ class HeteroscedasticRegressor(NoisyRegressorBase):
         another package, or a pipeline, is stopped only between two fits, never within one.
     memory_budget : float or "auto", default="auto"
         Memory that matrices may take, in bytes; "auto" uses what the machine has free. It also
-        holds for the regressor if that has "auto".
+        applies to the regressor if that has "auto".
     device : str, default="auto"
-        Device on which the fit runs; "auto" uses CUDA where it is available. It also holds for the
+        Device on which the fit runs; "auto" uses CUDA where it is available. It also applies to the
         regressor if that has "auto"; two different devices are an error.
     dtype : {"auto", "float32", "float64"}, default="auto"
-        Precision of the matrix products in training. It also holds for the regressor if that has
+        Precision of the matrix products in training. It also applies to the regressor if that has
         "auto"; two different precisions are an error.
     callbacks : callable, list of callable or None, default=None
         Functions called after each step or score with a `TrainingStep`; training ends when one
@@ -119,7 +119,7 @@ class HeteroscedasticRegressor(NoisyRegressorBase):
         Rows of the fit.
     history_ : dict of lists
         stage, iteration, theta, objective and its name, residual, epochs and seconds of each step
-        of the fits below.
+        of the members' fits.
     fit_report_ : FitReport
         How the fit ended, seconds by stage, and the choices of `residuals`, `noise_estimator` and
         `tails`.
@@ -207,8 +207,8 @@ class HeteroscedasticRegressor(NoisyRegressorBase):
         Raises
         ------
         ValueError
-            For input or settings the model cannot honour, such as ``residuals="leave_one_out"``
-            over a regressor without a closed form.
+            For input or settings the model cannot honour, such as ``residuals="leave_one_out"`` for
+            a regressor without a closed form.
         MemoryError
             When the work would not fit, before it starts.
         """

@@ -34,9 +34,9 @@ class LOVEPredictor(MetaRegressorBase):
     The fit computes, once, a rank-k approximation of the inverse covariance matrix by the Lanczos
     method. After that a variance costs O(k) on a grid, O(m k) with m random features or inducing
     points, and O(n k) with n training rows. The fit also measures the largest difference from exact
-    variances, at some rows of the table and at new rows between and beside them, and raises the
-    rank until this error is small enough. If low-rank variances would not be cheaper than exact
-    ones, predictions use exact ones. See :ref:`default_sizes`.
+    variances, at some rows of the table and at new rows between and near them, and raises the rank
+    until this error is small enough. If low-rank variances would not be cheaper than exact ones,
+    predictions use exact ones. See :ref:`default_sizes`.
 
     Parameters
     ----------
@@ -57,12 +57,12 @@ class LOVEPredictor(MetaRegressorBase):
         first rank are always computed.
     memory_budget : float or "auto", default="auto"
         Memory that matrices may take, in bytes; "auto" uses what the machine has free. It also
-        holds for the regressor if that has "auto".
+        applies to the regressor if that has "auto".
     device : str, default="auto"
-        Device on which the fit runs; "auto" uses CUDA where it is available. It also holds for the
+        Device on which the fit runs; "auto" uses CUDA where it is available. It also applies to the
         regressor if that has "auto"; two different devices are an error.
     dtype : {"auto", "float32", "float64"}, default="auto"
-        Precision of the matrix products in training. It also holds for the regressor if that has
+        Precision of the matrix products in training. It also applies to the regressor if that has
         "auto"; two different precisions are an error.
     callbacks : callable, list of callable or None, default=None
         Functions called after each step or score with a `TrainingStep`; training ends when one
@@ -74,8 +74,8 @@ class LOVEPredictor(MetaRegressorBase):
     verbose : int, default=0
         Whether to show a progress bar.
     max_variance_rank : int or "auto", default="auto"
-        Largest rank that a fit tries. "auto" is 1,600; if that is not enough, exact variances take
-        over. With an int, a ConvergenceWarning says if the error is still above `variance_tol` at
+        Largest rank that a fit tries. "auto" is 1,600; if that is not enough, exact variances are
+        used. With an int, a ConvergenceWarning says if the error is still above `variance_tol` at
         that rank.
     variance_tol : float, default=0.0001
         Accepted error of the variances, as a fraction of the target's mean square. The error is the
@@ -167,16 +167,15 @@ class LOVEPredictor(MetaRegressorBase):
         Parameters
         ----------
         X : array-like of shape (n, d)
-            Training rows. The error is measured at some of them, and at rows between and beside
-            them.
+            Training rows. The error is measured at some of them, and at rows between and near them.
         y : array-like of shape (n,) or (n, t)
-            Targets. Over a frozen regressor they only give the unit of the error.
+            Targets. For a frozen regressor they only determine the unit of the error.
         noise_variance : float or array-like of shape (n,), optional
             Known noise variance of each row, in the target's own units squared. The regressor
-            receives it; over a frozen one it is an error.
+            receives it; for a frozen one it is an error.
         sample_weight : float or array-like of shape (n,), optional
             Weight of each row: a row of weight k counts as k equal rows. The regressor receives it,
-            so that this must be one that takes weights; over a frozen one it is an error.
+            so that this must be one that takes weights; for a frozen one it is an error.
 
         Returns
         -------

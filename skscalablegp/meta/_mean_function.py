@@ -55,15 +55,16 @@ class MeanFunctionRegressor(MetaRegressorBase):
     by a mean function that was fitted without it, so that the residuals are as large as at new
     rows. See :ref:`default_sizes`.
 
-    Boosted trees, the default mean function, leave errors on small or smooth tables that are
-    rougher than the target itself. They are therefore left out unless they help.
+    On small or smooth tables, the residuals of boosted trees, the default mean function, are
+    rougher than the target itself. The trees are therefore used only if they increase the density
+    of held-out rows.
 
     Parameters
     ----------
     estimator : regressor, default=None
         Regressor on which this estimator builds. It is the Gaussian process, a regressor of this
         package; None is a `PoERegressor`. Where its memory budget, device or precision is "auto",
-        the setting of this estimator holds.
+        the setting of this estimator applies.
     mean_function : regressor, default=None
         Regressor that predicts the mean, which the Gaussian process then corrects. It may be any
         regressor with scikit-learn's interface; None is a `HistGradientBoostingRegressor`. Its
@@ -82,15 +83,15 @@ class MeanFunctionRegressor(MetaRegressorBase):
     max_seconds : float or None, default=None
         Time budget of the whole fit in seconds; when it runs out, the best state so far is kept. A
         fit of the mean function is never stopped. If there is no time to compare the default one,
-        the process is alone.
+        the process is used alone.
     memory_budget : float or "auto", default="auto"
         Memory that matrices may take, in bytes; "auto" uses what the machine has free. It also
-        holds for the process if that has "auto".
+        applies to the process if that has "auto".
     device : str, default="auto"
-        Device on which the fit runs; "auto" uses CUDA where it is available. It also holds for the
+        Device on which the fit runs; "auto" uses CUDA where it is available. It also applies to the
         process if that has "auto"; two different devices are an error.
     dtype : {"auto", "float32", "float64"}, default="auto"
-        Precision of the matrix products in training. It also holds for the process if that has
+        Precision of the matrix products in training. It also applies to the process if that has
         "auto"; two different precisions are an error.
     callbacks : callable, list of callable or None, default=None
         Functions called after each step or score with a `TrainingStep`; training ends when one
@@ -191,7 +192,7 @@ class MeanFunctionRegressor(MetaRegressorBase):
         Raises
         ------
         TypeError
-            For a regressor below that is not of this package.
+            If `estimator` is not a regressor of this package.
         ValueError
             For input or settings the model cannot honour.
         MemoryError

@@ -67,19 +67,19 @@ class StackedGPRegressor(NamedEstimators, MetaRegressorBase):
     max_seconds : float or None, default=None
         Time budget of the whole fit in seconds; when it runs out, the best state so far is kept.
         The regressors are fitted without held-out rows and evaluated one after the other; each may
-        take up to twice an equal share of the remaining time. Those that are not evaluated in
-        time are left out, and a fit to all rows that would not end in time, by the time of the one
-        before, is not begun. Regressors of other packages are stopped only between two fits; the
-        default trees above 10,000 rows keep to their share.
+        take up to twice an equal share of the remaining time. Those that are not evaluated in time
+        are left out. A fit to all rows begins only if the measured time of the fit before shows
+        that it will end in time. Regressors of other packages are stopped only between two fits;
+        the default trees above 10,000 rows keep to their share.
     memory_budget : float or "auto", default="auto"
         Memory that matrices may take, in bytes; "auto" uses what the machine has free. It also
-        holds for the regressors if they have "auto".
+        applies to the regressors if they have "auto".
     device : str, default="auto"
-        Device on which the fit runs; "auto" uses CUDA where it is available. It also holds for the
+        Device on which the fit runs; "auto" uses CUDA where it is available. It also applies to the
         regressors if they have "auto"; two different devices are an error. Regressors that need
         double precision stay on the CPU if the device has none.
     dtype : {"auto", "float32", "float64"}, default="auto"
-        Precision of the matrix products in training. It also holds for the regressors if they have
+        Precision of the matrix products in training. It also applies to the regressors if they have
         "auto"; two different precisions are an error.
     callbacks : callable, list of callable or None, default=None
         Functions called after each step or score with a `TrainingStep`; training ends when one
@@ -108,7 +108,7 @@ class StackedGPRegressor(NamedEstimators, MetaRegressorBase):
         Rows of the fit.
     history_ : dict of lists
         stage, iteration, theta, objective and its name, residual, epochs and seconds of each step
-        of the fits below.
+        of the regressors' fits.
     fit_report_ : FitReport
         How the fit ended, and seconds by stage.
     device_, dtype_ : str
@@ -120,7 +120,7 @@ class StackedGPRegressor(NamedEstimators, MetaRegressorBase):
 
     See Also
     --------
-    HeteroscedasticRegressor : Noise that depends on the row. Over a stack, it learns from the
+    HeteroscedasticRegressor : Noise that depends on the row. For a stack, it learns from the
         stack's held-out rows, and needs no further fit.
 
     Notes

@@ -24,22 +24,22 @@ _VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 def distribute(timeout: float = 30.0, rows: str = "replicated") -> Iterator[Ranks]:
     """Share the fits and predictions of estimators among all ranks of a torch process group.
 
-    Every rank runs the same program on the same table. Inside the context, a fit or a prediction
-    of any estimator of this package is one call of all ranks: rank 0 runs it, and all ranks compute
-    shares of the products with the kernel matrix. In the end every rank has the same fitted
-    estimator, bit by bit. A process group alone shares nothing; only this context does.
+    Every rank runs the same program on the same table. Inside the context, a fit or a prediction of
+    any estimator of this package is one call of all ranks: rank 0 runs it, and all ranks compute
+    shares of the products with the kernel matrix. In the end every rank has exactly the same fitted
+    estimator. Without this context, a process group has no effect.
 
     Parameters
     ----------
     timeout : float, default=30.0
-        Seconds without a sign of life after which a rank counts as dead. A rank whose process has
+        Seconds without a heartbeat after which a rank is considered lost. A rank whose process has
         ended is noticed within a few seconds.
     rows : {"replicated", "own"}, default="replicated"
         Which rows each rank passes to a fit. "replicated": all rows of the table, hashes of which
-        are compared. "own": other rows at each rank; the table is that of all ranks, in their
-        order. Only estimators that need rows through sums accept this: `RFFRegressor`,
-        `SGPRRegressor` and `KISSGPRegressor`. The fitted model then has no training rows, and a
-        prediction inside the context is that of one rank.
+        are compared. "own": different rows at each rank; the table consists of the rows of all
+        ranks, in the order of the ranks. Only estimators that need rows through sums accept this:
+        `RFFRegressor`, `SGPRRegressor` and `KISSGPRegressor`. The fitted model then has no training
+        rows, and a prediction inside the context is that of one rank.
 
     Yields
     ------
@@ -52,7 +52,7 @@ def distribute(timeout: float = 30.0, rows: str = "replicated") -> Iterator[Rank
         If the process was not started by torchrun or another launcher, and no process group is
         initialised. Inside the context also if the ranks differ in data, columns, parameters,
         versions or calls: the message names the difference and the rank. Also if a rank has ended:
-        the others name it, and the context is of no more use.
+        the others name it, and the context cannot be used any more.
     ValueError
         For a timeout that is not positive, or another value of `rows`. Inside the context also for
         estimators that need all rows in one process, and if one rank refuses its rows: the message
@@ -60,18 +60,18 @@ def distribute(timeout: float = 30.0, rows: str = "replicated") -> Iterator[Rank
 
     Notes
     -----
-    Where no process group is initialised, the context initialises one with gloo from the variables
-    of torchrun, and ends it. A product with s columns sends 2 (p - 1) n s numbers in all between p
+    If no process group is initialised, the context initialises one with gloo from the variables of
+    torchrun, and ends it. A product with s columns sends 2 (p - 1) n s numbers in all between p
     ranks. Each rank evaluates 1 / p of the tiles on and above the diagonal, and keeps them where
     matrices are stored. Products of the iterative estimators are shared from 1,024 rows on, also
-    inside meta-estimators. All other work, factorisations among it, is that of rank 0, and so are
-    callbacks, time budgets, warnings and Ctrl-C. A call costs a few milliseconds for the
-    comparison, and a hash of the data.
+    inside meta-estimators. Rank 0 does all other work, including factorisations, callbacks, time
+    budgets, warnings and Ctrl-C. A call costs a few milliseconds for the comparison, and a hash of
+    the data.
 
     With ``rows="own"``, each pass over the rows sends a few m x m matrices, for m features or
-    inducing points, between rank 0 and each other rank; for a grid, its sums travel once. Rows
-    travel only where a method asks for some thousand of them, such as those that choose the
-    starting hyperparameters. Equal rows are not merged.
+    inducing points, between rank 0 and each other rank; for a grid, its sums are sent once. Rows
+    are sent only if a method needs a few thousand of them, for example to choose the starting
+    hyperparameters. Equal rows are not merged.
 
     Examples
     --------

@@ -17,7 +17,7 @@ _PATIENCE = 1800.0
 
 
 class RankError(RuntimeError):
-    """A rank has ended, has failed, or makes other calls than the others."""
+    """A rank has ended, has failed, or makes different calls than the others."""
 
 
 class Life:
@@ -29,7 +29,7 @@ class Life:
         Shared by the ranks, with names of its own.
     rank, size : int
     timeout : float
-        Seconds without a sign of life after which a rank counts as dead.
+        Seconds without a heartbeat after which a rank is considered lost.
     """
 
     def __init__(self, store: Any, rank: int, size: int, timeout: float):

@@ -50,7 +50,7 @@ class Ranks:
     rank, size : int
         The number of this process, from 0, and the number of processes.
     rows : {"replicated", "own"}
-        Whether each rank passes all rows to a fit, or other ones.
+        Whether each rank passes all rows to a fit, or different ones.
     tasks : int
         How many tasks rank 0 has given to all ranks.
     bytes_sent : int

@@ -30,8 +30,8 @@ class Column(IntEnum):
 class SolverState:
     """The state of a solve, which steps change in place and return.
 
-    The numbers that decide how a solve goes on, one for each right-hand side, are kept on the CPU,
-    so that a step waits for a GPU only once.
+    The numbers that decide how a solve continues, one for each right-hand side, are kept on the
+    CPU, so that a step waits for a GPU only once.
 
     Attributes
     ----------

@@ -135,7 +135,7 @@ class CG(Solver, name="cg"):
         solution cannot represent: the rounding of x alone leaves a relative residual of up to about
         1e-7 times the condition number of H. A float64 product takes about twice the time of a
         float32 one. Where float32 products break a column or reduce its residual no further, the
-        solve goes on with float64 products.
+        solve continues with float64 products.
 
     Notes
     -----

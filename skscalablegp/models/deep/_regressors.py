@@ -30,10 +30,10 @@ class SCGDDKLRegressor(DeepKernelRegressorBase):
     kernel : kernel instance, default=None
         Covariance function as a scikit-learn kernel, whose bounds (including "fixed") are
         respected. Its inputs are the network's outputs divided by the square root of their number
-        (times 3 for stationary kernels, so that a length scale of 1 is a suitable start).
-        Products of constants and DotProduct are exact; stationary kernels (RBF, Matern,
-        RationalQuadratic) become random Fourier features. The noise is that of a WhiteKernel, in
-        units of the normalised target, or is learned beside a kernel without one. None is
+        (times 3 for stationary kernels, so that a length scale of 1 is a suitable start). Products
+        of constants and DotProduct are exact; stationary kernels (RBF, Matern, RationalQuadratic)
+        become random Fourier features. The noise is that of a WhiteKernel, in units of the
+        normalised target, or is learned in addition to a kernel without one. None is
         ``ConstantKernel() * DotProduct()``, the linear kernel.
     n_components : int, default=1000
         Number of basis functions; each random frequency contributes two, a sine and a cosine. The
@@ -118,8 +118,8 @@ class SCGDDKLRegressor(DeepKernelRegressorBase):
         False the steps train them, as published, except at the start and for the posterior.
     averaging : float or "auto", default="auto"
         Weight of a batch in the running average. It is called b_t and lies in (0, 1]. "auto" is
-        batch_size / (10 m) for m features. The paper uses 0.9, with which the method is close to
-        BSGD on the right scale.
+        batch_size / (10 m) for m features. The paper uses 0.9, with which the average is almost the
+        estimate of the last batch, as in BSGD.
     averaging_decay : float, default=0.0
         Exponent with which this weight decreases over the steps. The weight is divided by this
         power of the number of steps since the last exact pass.
@@ -165,8 +165,8 @@ class SCGDDKLRegressor(DeepKernelRegressorBase):
     -----
     A step costs O(b m^2) and a pass of b rows through the network. The matrix is factorised, in
     O(m^3), after each tenth of the average's window, and each score costs O(n m^2). For each row a
-    mean costs O(m) and a variance O(m^2). Memory beside the data is O(m^2) and one list of row
-    numbers.
+    mean costs O(m) and a variance O(m^2). Memory in addition to the data is O(m^2) and one list of
+    row numbers.
 
     References
     ----------
@@ -240,10 +240,10 @@ class MinimaxDKLRegressor(DeepKernelRegressorBase):
     kernel : kernel instance, default=None
         Covariance function as a scikit-learn kernel, whose bounds (including "fixed") are
         respected. Its inputs are the network's outputs divided by the square root of their number
-        (times 3 for stationary kernels, so that a length scale of 1 is a suitable start).
-        Products of constants and DotProduct are exact; stationary kernels (RBF, Matern,
-        RationalQuadratic) become random Fourier features. The noise is that of a WhiteKernel, in
-        units of the normalised target, or is learned beside a kernel without one. None is
+        (times 3 for stationary kernels, so that a length scale of 1 is a suitable start). Products
+        of constants and DotProduct are exact; stationary kernels (RBF, Matern, RationalQuadratic)
+        become random Fourier features. The noise is that of a WhiteKernel, in units of the
+        normalised target, or is learned in addition to a kernel without one. None is
         ``ConstantKernel() * DotProduct()``, the linear kernel.
     n_components : int, default=1000
         Number of basis functions; each random frequency contributes two, a sine and a cosine. The
@@ -459,10 +459,10 @@ class BSGDDKLRegressor(DeepKernelRegressorBase):
     kernel : kernel instance, default=None
         Covariance function as a scikit-learn kernel, whose bounds (including "fixed") are
         respected. Its inputs are the network's outputs divided by the square root of their number
-        (times 3 for stationary kernels, so that a length scale of 1 is a suitable start).
-        Products of constants and DotProduct are exact; stationary kernels (RBF, Matern,
-        RationalQuadratic) become random Fourier features. The noise is that of a WhiteKernel, in
-        units of the normalised target, or is learned beside a kernel without one. None is
+        (times 3 for stationary kernels, so that a length scale of 1 is a suitable start). Products
+        of constants and DotProduct are exact; stationary kernels (RBF, Matern, RationalQuadratic)
+        become random Fourier features. The noise is that of a WhiteKernel, in units of the
+        normalised target, or is learned in addition to a kernel without one. None is
         ``ConstantKernel() * DotProduct()``, the linear kernel.
     n_components : int, default=1000
         Number of basis functions; each random frequency contributes two, a sine and a cosine. The

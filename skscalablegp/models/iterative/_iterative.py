@@ -73,7 +73,7 @@ class IterativeGPRegressor(SolvedGPRegressor):
         Number of additional starting points of the optimiser, drawn log-uniformly within the bounds
         of the kernel. Ignored unless the likelihood is exact.
     train_on : {"auto", "subsets", "all"}, default="auto"
-        Rows on which the hyperparameters are trained. "all" starts with the subsets and goes on
+        Rows on which the hyperparameters are trained. "all" starts with the subsets and continues
         with all rows. "subsets" ends with the subsets, and leave-one-out errors give the scale of
         the kernel. "auto" is "subsets" from 8,000 to 50,000 rows on a CPU, unless a solver,
         gradient, optimizer or subset_size is given. Tables too small for subsets are trained on all
@@ -96,7 +96,7 @@ class IterativeGPRegressor(SolvedGPRegressor):
         factorised. Otherwise it is "pathwise" if predictions use its samples, and "standard" with
         probes drawn from the preconditioner's covariance if they do not; without a preconditioner
         and up to 3,000 rows it is "pathwise" with exact samples. The solver, probes and tolerance
-        of a gradient object hold for the whole fit, and other parameters must not contradict them.
+        of a gradient object apply to the whole fit, and other parameters must not contradict them.
     posterior : {"auto", "exact", "neighbors", "pathwise", "solve"}, default="auto"
         Method that computes predictive variances. "exact" is one Cholesky factorisation.
         "neighbors" computes a variance from the 256 training rows with the largest covariances; it
@@ -162,7 +162,7 @@ class IterativeGPRegressor(SolvedGPRegressor):
     training_max_epochs : float, "auto" or None, default="auto"
         Budget of all linear solves during training on all rows, in solver epochs; None sets no
         limit. "auto" is 600 if a subset has given the curvature and `max_iter` is "auto" too, and
-        None otherwise; hard systems then get fewer and longer steps.
+        None otherwise; if systems are badly conditioned, steps are then fewer and longer.
 
     Attributes
     ----------

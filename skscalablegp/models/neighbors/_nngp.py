@@ -57,8 +57,8 @@ class NNGPRegressor(GPRegressorBase):
         Number of inducing points. With q of them, the process is the sum of a process of rank q,
         which all rows determine, and of a residual process, which neighbours predict (full-scale
         Vecchia). If the table has no more rows, the model is the exact Gaussian process, unless
-        ``small_table="method"``. "auto" is none: on kin40k and on drawn tables, held-out rows have
-        the same density if the same time is spent on more neighbours.
+        ``small_table="method"``. "auto" is none: on kin40k and on simulated tables, held-out rows
+        have the same density if the same time is spent on more neighbours.
     n_neighbors : int or "auto", default="auto"
         Number of training rows from which a new row is predicted. If the table has no more rows,
         the model is the exact Gaussian process. "auto" is all rows up to 2,000. Above, it is 200 in
@@ -112,9 +112,9 @@ class NNGPRegressor(GPRegressorBase):
     local_scale : bool, default=True
         Whether standard deviations follow the errors of the nearest training rows. Calibration then
         also multiplies variances by a power of the mean squared error of the 30 nearest rows, in
-        units of their own variances, if the held-out rows show a clear gain. Without
-        ``calibrate`` it has no effect. Set it to False under an estimator that learns the size of
-        errors itself, such as `HeteroscedasticRegressor`.
+        units of their own variances, if the held-out rows show a clear gain. Without ``calibrate``
+        it has no effect. Set it to False inside an estimator that learns the size of errors itself,
+        such as `HeteroscedasticRegressor`.
     random_state : int, RandomState instance or None, default=None
         Seed for all random choices of a fit; None uses a new seed each time. It determines the rows
         on which the hyperparameters are trained, and the restarts.
@@ -209,9 +209,9 @@ class NNGPRegressor(GPRegressorBase):
     Inducing points are training rows, chosen by k-means++ in the distance of the kernel. With m
     neighbours and q inducing points, the posterior of their weights costs O(n (30^2 q + q^2)) once,
     and a row O(m^2 q) more. Neighbours are the same as without them: neighbours by the correlation
-    of the residual process were no better on kin40k and on drawn tables. Left-out rows are taken
-    out of the weights' posterior by a rank-one update. Models with inducing points have no exported
-    form.
+    of the residual process were no better on kin40k and on simulated tables. Leave-one-out
+    predictions remove a row from the weights' posterior by a rank-one update. Models with inducing
+    points have no exported form.
 
     Joint covariances and samples use Vecchia's approximation: new rows are ordered from coarse to
     fine, and each is predicted from its training neighbours and up to m earlier new rows. The
@@ -456,7 +456,7 @@ class NNGPRegressor(GPRegressorBase):
 
     @fit_context(prefer_skip_nested_validation=True)
     def partial_fit(self, X, y, noise_variance=None, sample_weight=None) -> NNGPRegressor:
-        """Add rows to the model; the hyperparameters and the target's scale stay as they are.
+        """Add rows to the model; the hyperparameters and the target's scale do not change.
 
         Costs O(n) for n rows, which takes milliseconds. With inducing points, which remain the same
         rows, the posterior of their weights is computed anew. The first call is a `fit`.

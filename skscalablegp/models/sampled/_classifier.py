@@ -19,7 +19,7 @@ _ROWS = 1024
 
 
 class QSGPClassifier(QSGPMixin, GPClassifierBase):
-    """Gaussian-process classification with a cost per step independent of rows and functions.
+    """Gaussian-process classification by sampled basis functions, with a constant cost per step.
 
     The kernel is represented by a basis of m functions. Variational inference finds a Gaussian
     distribution of their weights under a logistic likelihood, from random batches of rows and of
@@ -48,7 +48,7 @@ class QSGPClassifier(QSGPMixin, GPClassifierBase):
         rows or at given points (in X's units). "auto" takes kernel functions for up to 2,000 rows.
         It adds rows as points until, given these, the variance of every row is below a hundredth of
         the noise, or as many as a few seconds allow. For more rows, in streams, and if
-        `n_components`, `n_dense` or `inference` ask for features or steps, it takes "fourier". With
+        `n_components`, `n_dense` or `inference` require features or steps, it takes "fourier". With
         kernel functions the hyperparameters stay at those of the exact start, and predictive
         variances include the variance given the points.
     standardize : bool, default=True

@@ -12,7 +12,7 @@ from ._base import Observations, QSGPMixin
 
 
 class QSGPRegressor(QSGPMixin, MinibatchGPRegressorBase):
-    """Gaussian-process regression with a cost per step independent of rows and functions.
+    """Gaussian-process regression by sampled basis functions, with a constant cost per step.
 
     The kernel is represented by a basis of m functions, up to ten million, and variational
     inference finds a Gaussian distribution of their weights. Each step draws a batch of rows and
@@ -52,7 +52,7 @@ class QSGPRegressor(QSGPMixin, MinibatchGPRegressorBase):
         rows or at given points (in X's units). "auto" takes kernel functions for up to 12,000 rows.
         It adds rows as points until, given these, the variance of every row is below a hundredth of
         the noise, or as many as a few seconds allow. For more rows, in streams, and if
-        `n_components`, `n_dense` or `inference` ask for features or steps, it takes "fourier". With
+        `n_components`, `n_dense` or `inference` require features or steps, it takes "fourier". With
         kernel functions the hyperparameters stay at those of the exact start, and predictive
         variances include the variance given the points.
     normalize_y : bool or "auto", default="auto"

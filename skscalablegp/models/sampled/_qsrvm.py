@@ -71,8 +71,8 @@ class QSRVMRegressor(MinibatchGPRegressorBase):
         they are kernel functions at this many random rows, the dictionary. "auto" takes all rows,
         but at most 10,000. For up to 2,000 rows "auto" drops no function if held-out rows have a
         mean log density that is more than 0.1 higher under the exact Gaussian process with the same
-        kernel; for up to 150 rows, unless they show clearly that it is at most 0.05 higher. With a
-        number, functions are always dropped.
+        kernel. For up to 150 rows, functions are dropped only if held-out rows show clearly that it
+        is at most 0.05 higher. With a number, functions are always dropped.
     normalize_y : bool or "auto", default="auto"
         Whether to subtract the target's mean and divide by its standard deviation before training.
         "auto" does so unless a kernel is given, which is then a prior for y in its own units.
