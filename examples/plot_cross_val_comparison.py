@@ -2,13 +2,13 @@
 Is one model better than another? Cross-validation, and what it can decide
 ==========================================================================
 
-Five approximations of the same idea on one table: Russian-roulette conjugate gradients, iterative
-solves, a deep kernel, quadruply stochastic inference and inducing points. scikit-learn's
-cross-validation compares them, and the scorers of ``skscalablegp.metrics`` evaluate means and
-standard deviations together. The table is small so that the page runs quickly. Methods for many
-rows may be worse here. By default, three of the five would use the exact process on so small a
-table; their settings select the method for large tables. The second half tests how much of the
-differences is due to the random folds.
+This page compares five approximations of a Gaussian process on one table: Russian-roulette
+conjugate gradients, iterative solves, a deep kernel, quadruply stochastic inference and inducing
+points. scikit-learn's cross-validation compares them, and the scorers of ``skscalablegp.metrics``
+evaluate means and standard deviations together. The table is small so that the page runs quickly.
+Methods for many rows may be worse here. By default, three of the five would use the exact process
+on so small a table; their settings select the method for large tables. The second half tests how
+much of the differences is due to the random folds.
 """
 
 # sphinx_gallery_thumbnail_path = "_static/thumbs/plot_cross_val_comparison.png"

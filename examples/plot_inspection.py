@@ -1,7 +1,7 @@
 """
-===========================
-Looking into a fitted model
-===========================
+=========================
+Inspecting a fitted model
+=========================
 
 The displays of `skscalablegp.inspection` show five aspects of a fitted model: the calibration of
 its intervals, the intervals row by row, the relevance of columns, the shape of the function, and

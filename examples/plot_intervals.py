@@ -1,6 +1,6 @@
 """
-Intervals that fit, beside those of boosting
-============================================
+Intervals of a Gaussian process and of boosting
+===============================================
 
 A prediction interval should be narrow where many rows agree, wide where the noise is large, and
 wider still where there are no rows at all. Gradient boosting learns the two ends of an interval as

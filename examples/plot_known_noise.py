@@ -1,7 +1,7 @@
 """
-=======================================================
-Known noise, intervals and a target that is transformed
-=======================================================
+===============================================
+Known noise, intervals and a transformed target
+===============================================
 
 Measurements often come with error bars. Here each row is the mean of between one and thirty
 measurements of a positive quantity, whose number determines its noise variance. The variances are
