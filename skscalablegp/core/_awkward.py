@@ -171,7 +171,7 @@ def columns_that_matter(estimator: Any, X: Any) -> dict[str, float]:
     """
     kernel, model = getattr(estimator, "kernel_", None), estimator
     while "estimator_" in vars(model):
-        # Estimators over estimators pass the rows on.
+        # Meta-estimators pass the rows on.
         model = model.estimator_
     if not isinstance(kernel, Kernel) or not isinstance(model, GPModel) or np.ndim(X) != 2:
         return {}

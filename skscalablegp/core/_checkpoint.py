@@ -1,4 +1,4 @@
-"""The file from which a fit goes on after its process was killed."""
+"""The file from which a fit continues after its process was killed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .training import Journal
 SCHEMA, _KIND = 1, "skscalablegp checkpoint"
 # Parameters that do not change what a fit computes.
 _LEFT_OUT = {"callbacks", "verbose", "n_jobs", "checkpoint"}
-# Parameters of fits inside another one, which get what is left of its time.
+# Parameters of fits inside another one, which get the remaining time of the outer fit.
 _LEFT_OUT_INSIDE = _LEFT_OUT | {"max_seconds", "memory_budget"}
 _PARTS = ("fit", "seed", "records")
 
@@ -81,7 +81,7 @@ class Checkpoint:
         warn: Callable[[str], None],
     ):
         parts = parts_of(call)
-        # A file of other software or another device is one of this fit, and is refused.
+        # A file of other versions or another device belongs to this fit, and is refused.
         fit = f"{type(call.estimator).__name__}-{digest_of(parts)}"
         place = {f"version of {name}": found for name, found in versions().items()}
         place["device"] = str(device)
@@ -125,12 +125,13 @@ class Checkpoint:
         ]
         if differences:
             more = f", and {len(differences) - 4} more" if len(differences) > 4 else ""
-            raise ModelFileError(f"it is of another fit: {'; '.join(differences[:4])}{more}")
+            raise ModelFileError(f"it belongs to another fit: {'; '.join(differences[:4])}{more}")
 
     def refusal(self, error: Exception) -> ModelFileError:
-        """The error about a file from which this fit cannot go on."""
+        """The error about a file from which this fit cannot continue."""
         said = said_by(self.path, error, "", "cannot be continued")
-        return ModelFileError(f"{said} Delete it to begin this fit anew, or name another folder.")
+        advice = "Delete it to start this fit from the beginning, or give another folder."
+        return ModelFileError(f"{said} {advice}")
 
     def _write(self, records: dict[str, Any]) -> None:
         values = {"fit": self._parts, "seed": self._seed, "records": records}
@@ -144,7 +145,7 @@ class Checkpoint:
             self._write({})
         except OSError as error:
             raise OSError(
-                f"checkpoint={str(folder)!r} is no folder that files can be written to "
+                f"checkpoint={str(folder)!r} is not a folder in which files can be written "
                 f"({type(error).__name__}: {error}): give another one."
             ) from error
 

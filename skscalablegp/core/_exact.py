@@ -101,7 +101,7 @@ def fit_exactly(
 
 def exact_summary(n: int) -> str:
     """How the report names the exact process of n rows."""
-    return f"the exact process of {n} rows (small_table='method' asks for the method instead)"
+    return f"the exact process of {n} rows (small_table='method' selects the method instead)"
 
 
 class FactorBudget:

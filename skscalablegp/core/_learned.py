@@ -18,10 +18,11 @@ _LOOK, _ROWS, _FEWEST_LOOKED, _PRODUCT = 200, 2000, 50, 2e9
 # The model has learned nothing if it explains no more than this share of the variance, or if its
 # predictions correlate with the targets by no more standard errors than this.
 _NOTHING, _ERRORS = 0.05, 3.0
-# How far from their rows models without a closed form are judged, as a share of the way to the
-# nearest row.
+# Models without a closed form are evaluated at rows that are moved from training rows by this share
+# of the distance to the nearest row.
 _NEARBY = 0.1
-# Rows that are compared with how many others, and the largest correlation that counts as none.
+# Number of rows, number of others that they are compared with, and the largest correlation that
+# counts as none.
 _FEW, _COMPARED, _UNCORRELATED = 20, 20_000, 1e-6
 # Fewest rows that are compared.
 _FEWEST_COMPARED = 30
@@ -90,7 +91,7 @@ def nothing_learned(model: Any, X: Any, y: Any, classes: Any = None) -> str:  # 
             return (
                 f"the model has learned nothing: its leave-one-out predictions explain "
                 f"{max(0.0, _explained(predicted, truth)):.0%} of the variance of "
-                f"{len(rows)} rows, while {signal.model}, fitted to other rows, explain "
+                f"{len(rows)} rows, while those of {signal.model}, fitted to other rows, explain "
                 f"{signal.explained:.0%}. Try other length scales in the kernel, more rows, a "
                 "larger n_restarts_optimizer, or select or transform the columns"
             )
@@ -100,8 +101,8 @@ def nothing_learned(model: Any, X: Any, y: Any, classes: Any = None) -> str:  # 
 def rows_without_correlation(model: Any, X: Any) -> str:
     """A sentence if no two rows are correlated under the kernel that a user has given.
 
-    That is so if columns are in other units than the kernel's length scales, and bounds or
-    ``optimizer=None`` keep these.
+    This happens if columns are in other units than the kernel's length scales, and bounds or
+    ``optimizer=None`` keep the length scales short.
 
     Parameters
     ----------
@@ -115,7 +116,7 @@ def rows_without_correlation(model: Any, X: Any) -> str:
     if not given or kernel is None or not model._kernel_sees_rows() or np.ndim(X) != 2:
         return ""
     rows = np.asarray(X[:_COMPARED])
-    # A few rows may be far from one another in any units.
+    # A few rows may be far from each other in any units.
     if rows.dtype.kind not in "fiu" or len(rows) < _FEWEST_COMPARED:
         return ""
     rows = rows / model._column_units()

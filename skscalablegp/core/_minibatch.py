@@ -164,7 +164,7 @@ class GPClassifierBase(ClassifierMixin, GPModel):
         X, y = validated(self, X, y, dtype=_KEPT, reset=reset)
         weights = check_sample_weight(sample_weight, len(X))
         if weights is not None and not weights.all():
-            # A class whose rows have no weight is no class.
+            # A class whose rows all have weight zero does not count.
             X, y, weights = X[weights > 0], y[weights > 0], weights[weights > 0]
         codes = self._numbered(y, reset, classes)
         found = merged_with_targets(X, codes[:, None].astype(np.float64), [], weights)

@@ -47,7 +47,7 @@ class GPModel(CallbackMixin, NamedSettings, ABC):
     _needs_float64: str = "sums over rows and small factorisations"
     # Whether fits need rows through sums only, so that each rank may have rows of its own.
     _sums_rows: bool = False
-    # The exact process if it answers in place of the method.
+    # The exact process, if it replaces the method.
     _exact: ExactProcess | None = None
 
     def __init_subclass__(cls, **kwargs: Any):

@@ -23,16 +23,16 @@ _NOISE = "k2__noise_level"
 # whose signal variance is a hundred times the target's.
 _LOWER = 1e-3
 # Rows for which predictions with and without the bound are compared. The bound is dropped where the
-# gain of their leave-one-out density exceeds so many nats a row, and so many standard errors.
+# gain of their leave-one-out density exceeds this number per row, and this many standard errors.
 _COMPARED, _GAIN, _ERRORS = 1000, 0.01, 3.0
 # A function with steps has a few errors of many standard deviations, for which less noise would be
 # far too confident, although most rows gain. So the largest squared error without the bound, in
-# units of its variance, or the mean of all, must be small. On drawn functions of one to three
+# units of its variance, or the mean of all, must be small. On simulated functions of one to three
 # columns (150 to 1,000 rows) steps had largest ones of 20 to 600, with means of 0.7 to 1.7. Smooth
 # functions and kinks had means of at most 0.3, but for one with kinks, which keeps the bound.
 _LARGEST_ERROR, _MEAN_ERROR = 16.0, 0.5
-# Most rows whose likelihood is maximised below the bound. On more, so many random rows stand for
-# all, and the predictions of all decide.
+# Largest number of rows whose likelihood is maximised below the bound. On larger tables this is
+# done with so many random rows, and the predictions of all rows decide.
 _MOST_ROWS, _SOME_ROWS = 3000, 2000
 # Distance from the bound, as a ratio, at which the noise counts as being there.
 _AT_BOUND = 1.01

@@ -61,7 +61,7 @@ priors
     Prior distributions of hyperparameters, by name; training adds their log density to its
     objective.
 small_table
-    Whether the exact process takes the place of the method on tables of few rows.
+    Whether the exact process replaces the method on tables of few rows.
 residuals
     Method that predicts training rows without having seen them.
 tails
@@ -129,7 +129,7 @@ Limits and resources:
 max_seconds
     Time budget of the whole fit in seconds; when it runs out, the best state so far is kept.
 memory_budget
-    Memory that matrices may take, in bytes; "auto" uses what the machine has free.
+    Memory that matrices may take, in bytes; "auto" uses the free memory of the machine.
 device
     Device on which the fit runs; "auto" uses CUDA where it is available.
 dtype
@@ -140,7 +140,7 @@ callbacks
     Functions called after each step or score with a `TrainingStep`; training ends when one
     returns a true value.
 checkpoint
-    Folder of a file from which the same fit goes on if its process was killed; the file is
+    Folder of a file from which the same fit continues if its process was killed; the file is
     removed when the fit has ended.
 verbose
     Whether to show a progress bar.

@@ -43,7 +43,7 @@ class GPPredictionBase(MultiOutputMixin, RegressorMixin, GPModel):
 
     # Whether `fit` was given noise_variance.
     _noise_given: bool = False
-    # Fitted attributes of the method, which are None if the exact process answers in its place.
+    # Fitted attributes of the method, which are None if the exact process replaces it.
     _of_method: tuple[str, ...] = ()
 
     def _keep_exactly(self, process: ExactProcess) -> ExactEvaluation:
@@ -254,7 +254,7 @@ class GPPredictionBase(MultiOutputMixin, RegressorMixin, GPModel):
         ValueError
             If a product of experts has no joint covariance ("bcm", "rbcm" and "grbcm").
         NotFittedError
-            Before `fit`, unless the estimator then answers from its prior.
+            Before `fit`, unless the estimator then returns prior predictions.
         """
         check_return_flags(return_std, return_cov)
         model, X = self._answering(X)
@@ -294,7 +294,7 @@ class GPPredictionBase(MultiOutputMixin, RegressorMixin, GPModel):
         ValueError
             If `noise_variance` is given although ``include_noise=False``.
         NotFittedError
-            Before `fit`, unless the estimator then answers from its prior.
+            Before `fit`, unless the estimator then returns prior predictions.
         """
         model, X = self._answering(X)
         return model._std(X, include_noise, model._new_noise(noise_variance, X, include_noise))
@@ -342,7 +342,7 @@ class GPPredictionBase(MultiOutputMixin, RegressorMixin, GPModel):
         NotImplementedError
             For a user-defined likelihood without a ``cdf``.
         NotFittedError
-            Before `fit`, unless the estimator then answers from its prior.
+            Before `fit`, unless the estimator then returns prior predictions.
 
         Notes
         -----
@@ -386,7 +386,7 @@ class GPPredictionBase(MultiOutputMixin, RegressorMixin, GPModel):
         ValueError
             For targets of another shape, or that are not finite.
         NotFittedError
-            Before `fit`, unless the estimator then answers from its prior.
+            Before `fit`, unless the estimator then returns prior predictions.
 
         Notes
         -----
@@ -448,7 +448,7 @@ class GPPredictionBase(MultiOutputMixin, RegressorMixin, GPModel):
         NotImplementedError
             For a user-defined likelihood without a ``cdf``.
         NotFittedError
-            Before `fit`, unless the estimator then answers from its prior.
+            Before `fit`, unless the estimator then returns prior predictions.
         """
         ends = check_coverage(coverage)
         model, rows = self._answering(X)
@@ -498,7 +498,7 @@ class GPPredictionBase(MultiOutputMixin, RegressorMixin, GPModel):
         ValueError
             If a product of experts has no joint covariance ("bcm", "rbcm" and "grbcm").
         NotFittedError
-            Before `fit`, unless the estimator then answers from its prior.
+            Before `fit`, unless the estimator then returns prior predictions.
         """
         model, X = self._answering(X)
         known = model._new_noise(noise_variance, X)

@@ -200,7 +200,7 @@ class TableRegressorBase(GPPredictionBase):
         kept = getattr(self, "X_train_", None)
         if kept is None:  # A grid keeps sums of its rows.
             return super()._training_noise(X, noise_variance)
-        # A spent time budget has left a random part of the rows, whose numbers are unknown.
+        # The time budget has left a random part of the rows, whose numbers are unknown.
         return self._noise_train if len(kept) == len(X) else None
 
     # The table, as attributes of the fitted model.

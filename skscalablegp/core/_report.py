@@ -88,7 +88,7 @@ class FitReport(Bunch):
     failures : tuple of str
         Restarts or experts whose training failed while others succeeded.
     resumed : float
-        Only where the fit went on from a checkpoint: the seconds of the earlier fit, which are part
+        Only if the fit continued from a checkpoint: the seconds of the earlier fit, which are part
         of those in `seconds`.
     log_prior, log_posterior : float
         Only with `priors`: their log density at the trained hyperparameters, and the sum of that
@@ -142,7 +142,7 @@ class FitReport(Bunch):
         if self.get("start"):
             lines.append(self.start)
         if "resumed" in self:
-            lines.append(f"went on from a checkpoint after {self.resumed:.2g} s")
+            lines.append(f"continued from a checkpoint after {self.resumed:.2g} s")
         total = self.seconds.get("total", 0.0)
         stages = ", ".join(
             f"{name} {seconds:.2g} s" for name, seconds in self.seconds.items() if name != "total"

@@ -179,13 +179,12 @@ class FitRun(FitRecord):
             refitted = "n_iter_" in self._before
             old = "the model of the last fit is unchanged" if refitted else "there is no model"
             error.add_note(
-                f"{type(self.estimator).__name__}: interrupted before there was a model to keep; "
-                f"{old}."
+                f"{type(self.estimator).__name__}: interrupted before a model was available; {old}."
             )
         if isinstance(error, StopTraining):
             raise TimeoutError(
-                f"{type(self.estimator).__name__}: {error} ended the fit before there was a model "
-                "to keep. Raise max_seconds, or let the callback stop later."
+                f"{type(self.estimator).__name__}: {error} ended the fit before a model was "
+                "available. Raise max_seconds, or let the callback stop later."
             ) from error
         made = ours(error, self.estimator)
         if made is not None:
@@ -234,7 +233,7 @@ class FitRun(FitRecord):
         self._records.enter_context(found.journal.kept(""))
         if found.resumed:
             self.reports(resumed=found.resumed)
-            self._log.info("goes on after %.2g s, from %s", found.resumed, found.path)
+            self._log.info("continues after %.2g s, from %s", found.resumed, found.path)
 
     @cached_property
     def _seeds(self) -> tuple[np.random.RandomState, torch.Generator, np.random.RandomState]:
@@ -404,7 +403,7 @@ class FitRun(FitRecord):
             self._messages += filter(None, [rows_without_correlation(self.estimator, self.rows)])
         trained = self.estimator.get_params(deep=False).get("optimizer", "auto") is not None
         stopped = self.budget.ended == "interrupted" or self.budget.left == 0
-        # A regressor below has checked itself, and the report has a sentence of its own.
+        # The inner regressor has checked itself, and the report has a sentence of its own.
         told = self._because and self.budget.ended is None
         if self._table is None or self._unchecked or not trained or stopped or told:
             return
@@ -426,7 +425,7 @@ class FitRun(FitRecord):
         MemoryError
             If the plan needs more memory than there is, before any work is done.
         """
-        # Later, the work itself has taken the memory.
+        # Later, the work itself occupies the memory.
         for need in plan.needs if not self._follows else ():
             self.check_memory(*need)
         self._follows |= bool(plan.needs)

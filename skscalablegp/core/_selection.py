@@ -117,5 +117,5 @@ def _by_variance(
         factor[k] = row / left[z].sqrt()
         left = (left - factor[k].square()).clamp_min(0)
         left[z] = 0
-    # For a kernel that is noise alone, any row is as good as another.
+    # For a kernel that is noise alone, all rows are equally good.
     return torch.tensor(chosen or [0])

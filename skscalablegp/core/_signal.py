@@ -16,7 +16,7 @@ from torch import Tensor
 
 from .data import column_moments, limited, random_rows
 
-# Largest number of rows that the models learn from, and of held-out rows that judge them.
+# Largest number of rows that the models learn from, and of held-out rows that evaluate them.
 _ROWS, _HELD_OUT = 1400, 600
 # With fewer rows, boosted trees find little that a straight line does not.
 FEWEST_ROWS = 100
@@ -25,8 +25,8 @@ _TREES, _LEAVES, _LEAF_ROWS = 80, 15, 20
 # Largest number of targets that are looked at; several share their relevant columns.
 _TARGETS = 3
 # Numbers of columns for which a network is told which ones matter, and the share of its first
-# weights that is the same for all.
-# A tenth is as good as .3 and .03 on six drawn problems of 10 to 32 columns.
+# weights that is the same for all. A tenth is as good as 0.3 and 0.03 on six simulated problems of
+# 10 to 32 columns.
 _FEWEST_COLUMNS, _MOST_COLUMNS, _EQUAL = 3, 500, 0.1
 # Seconds of a time budget below which simple models are not fitted.
 _SECONDS = 1.0
@@ -110,7 +110,7 @@ def simple_signals(X: np.ndarray, Y: np.ndarray, seed: int = 0) -> list[Signal]:
     # An outlier would dominate its column in a linear model.
     centre, spread = column_moments(X[:n], robust=True)
     Z = (limited(X) - centre) / spread
-    # A second thread of OpenMP would outlive the call, and stop forked children.
+    # A second thread of OpenMP would remain after the call, and block forked processes.
     with threadpool_limits(1, user_api="openmp"):
         found = [
             _judged("boosted trees", trees, X, Y, n, seed),
@@ -160,7 +160,7 @@ def input_weights(
     hasty = seconds_left is not None and seconds_left < _SECONDS
     if hasty or not _FEWEST_COLUMNS <= d <= _MOST_COLUMNS:
         return None
-    # The same rows whatever the seed, in random order.
+    # The rows do not depend on the seed; their order is random.
     generator = torch.Generator().manual_seed(0)
     rows = random_rows(n, _ROWS + _HELD_OUT, generator)
     X, Y = read(rows[torch.randperm(len(rows), generator=generator)])

@@ -195,7 +195,8 @@ def best_of(
             ended = ending.reason
             break
         n_iter += result.n_iter
-        # Of equals up to rounding the first one counts, whose optimiser follows slopes to the end.
+        # Of optima that are equal up to rounding the first one is kept, because its optimiser
+        # follows slopes to the end.
         if k == 0 or best is None or result.value > best.value + ROUNDING * abs(best.value):
             best = result
         if result.stop_reason == "diverged" and k > 0:
@@ -303,7 +304,7 @@ def _initialise(
                 part = well_conditioned(part, theta)
             result = _train_subset(f"{size}", part, exact, optimizer, theta, settings, run, metric)
         if ending.reason is not None:
-            # There was no evaluation on these rows: the result of fewer rows stands.
+            # There was no evaluation on these rows: the result of fewer rows is kept.
             result = replace(result, n_iter=0, stop_reason=ending.reason)
         theta, metric = result.theta, result.metric
         n_iter += result.n_iter

@@ -42,7 +42,7 @@ _ASKED = 2000
 # simple models do, so many more follow.
 _STEPS, _FINALISTS, _FURTHER = 8, 2, 4
 # It ends earlier if a step promises less than this, in nats: along a ridge where amplitude and
-# length scales grow together, further steps lead far away for nothing.
+# length scales grow together, further steps change both by much and gain nothing.
 _GAIN = 0.5
 # Number of times that columns with long length scales are tried again, and the gain in nats for
 # which a shorter one is kept.
@@ -124,7 +124,7 @@ class _Layout:
                 continue
             path, _, leaf = parameter.name.rpartition("__")
             end = begin + parameter.n_elements
-            # The kernel itself, if it is no expression, has no entry.
+            # A kernel that is not an expression has no entry.
             owner = params.get(path, kernel.kernel) if path else kernel.kernel
             if leaf == "length_scale" and type(owner) in OF_DISTANCES:
                 places.append((slice(begin, end), _columns_of(path, params, kernel.kernel, d)))
@@ -243,7 +243,7 @@ class _Search:
         self._ask = ask or simple_signals
         self._given, self._layout = given, _Layout.of(problem.kernel)
         self._bounds = problem.kernel.bounds.numpy()
-        # The same rows whatever the seed, as exact fits do not depend on one.
+        # The rows do not depend on the seed, because exact fits do not depend on one.
         self._generator = torch.Generator().manual_seed(0)
         order = torch.randperm(len(problem.X), generator=self._generator)
         self._order, self._problem = order.to(problem.X.device), problem

@@ -15,8 +15,9 @@ from sklearn.utils import check_array
 from ..storage import ModelFileError, parse
 from ._classes import is_registered, name_of
 
-# What a file may contain beside scikit-learn's public estimators, NumPy's arrays and Python's
-# containers, which skops knows. Functions among them are called by an estimator's own code only.
+# What a file may contain in addition to scikit-learn's public estimators, NumPy's arrays and
+# Python's containers, which skops knows. Functions among them are called by an estimator's own code
+# only.
 TYPES = {
     "numpy.dtype",
     "numpy.max",

@@ -197,7 +197,7 @@ def default_kernel(
     return. That of the noise variance is at least 1e-4, a standard deviation of a hundredth of the
     target's: with less, the matrix is singular in single precision, and the likelihood of a small
     subset can be highest where the model interpolates. Where all rows are factorised in double
-    precision, training goes on below this bound if leave-one-out predictions gain.
+    precision, training continues below this bound if this improves leave-one-out predictions.
 
     Parameters
     ----------

@@ -103,8 +103,8 @@ class AutoGPClassifier(AutoBase, MetaEstimatorMixin, GPClassifierBase):
         Time budget of the whole fit in seconds; when it runs out, the best state so far is kept.
         None fits all members, and repeats identically. Sixty seconds suit most tables.
     memory_budget : float or "auto", default="auto"
-        Memory that matrices may take, in bytes; "auto" uses what the machine has free. A member
-        that needs more is dropped.
+        Memory that matrices may take, in bytes; "auto" uses the free memory of the machine. A
+        member that needs more is dropped.
     device : str, default="auto"
         Device on which the fit runs; "auto" uses CUDA where it is available.
     dtype : {"auto", "float32", "float64"}, default="auto"
@@ -113,8 +113,8 @@ class AutoGPClassifier(AutoBase, MetaEstimatorMixin, GPClassifierBase):
         Functions called after each step or score with a `TrainingStep`; training ends when one
         returns a true value. The steps are those of the classifiers of this package.
     checkpoint : str, path-like or None, default=None
-        Folder of a file from which the same fit goes on if its process was killed; the file is
-        removed when the fit has ended. Seconds that the file counts belong to `max_seconds`.
+        Folder of a file from which the same fit continues if its process was killed; the file is
+        removed when the fit has ended. Its recorded seconds count towards `max_seconds`.
     verbose : int, default=0
         Whether to show a progress bar.
 

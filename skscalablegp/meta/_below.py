@@ -207,7 +207,7 @@ def fit_below(  # noqa: C901 (one branch for each kind of parameter)
         inner regressor, was taken.
     share : str or float, default=1.0
         Share of the remaining time that this fit may take, as in `Budget.share`. If it is below 1
-        and used up, the outer fit goes on.
+        and used up, the outer fit continues.
     advised : bool, default=True
         Whether to pass on a warning that another model suits the table better.
     quiet : bool, default=False

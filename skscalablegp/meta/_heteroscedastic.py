@@ -80,7 +80,7 @@ class HeteroscedasticRegressor(NoisyRegressorBase):
         noise, standard deviations have one factor, from the errors on held-out rows. A regressor of
         another package, or a pipeline, is stopped only between two fits, never within one.
     memory_budget : float or "auto", default="auto"
-        Memory that matrices may take, in bytes; "auto" uses what the machine has free. It also
+        Memory that matrices may take, in bytes; "auto" uses the free memory of the machine. It also
         applies to the regressor if that has "auto".
     device : str, default="auto"
         Device on which the fit runs; "auto" uses CUDA where it is available. It also applies to the
@@ -93,8 +93,8 @@ class HeteroscedasticRegressor(NoisyRegressorBase):
         returns a true value. The steps are those of the regressor; regressors of other packages
         have none.
     checkpoint : str, path-like or None, default=None
-        Folder of a file from which the same fit goes on if its process was killed; the file is
-        removed when the fit has ended. Seconds that the file counts belong to `max_seconds`.
+        Folder of a file from which the same fit continues if its process was killed; the file is
+        removed when the fit has ended. Its recorded seconds count towards `max_seconds`.
     verbose : int, default=0
         Whether to show a progress bar.
 

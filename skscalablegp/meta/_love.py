@@ -56,7 +56,7 @@ class LOVEPredictor(MetaRegressorBase):
         also limits the regressor, unless that has a smaller budget of its own. Variances of the
         first rank are always computed.
     memory_budget : float or "auto", default="auto"
-        Memory that matrices may take, in bytes; "auto" uses what the machine has free. It also
+        Memory that matrices may take, in bytes; "auto" uses the free memory of the machine. It also
         applies to the regressor if that has "auto".
     device : str, default="auto"
         Device on which the fit runs; "auto" uses CUDA where it is available. It also applies to the
@@ -69,8 +69,8 @@ class LOVEPredictor(MetaRegressorBase):
         returns a true value. The steps are those of the regressor, followed by a score of stage
         "variances" for each rank.
     checkpoint : str, path-like or None, default=None
-        Folder of a file from which the same fit goes on if its process was killed; the file is
-        removed when the fit has ended. Seconds that the file counts belong to `max_seconds`.
+        Folder of a file from which the same fit continues if its process was killed; the file is
+        removed when the fit has ended. Its recorded seconds count towards `max_seconds`.
     verbose : int, default=0
         Whether to show a progress bar.
     max_variance_rank : int or "auto", default="auto"

@@ -85,7 +85,7 @@ class MeanFunctionRegressor(MetaRegressorBase):
         fit of the mean function is never stopped. If there is no time to compare the default one,
         the process is used alone.
     memory_budget : float or "auto", default="auto"
-        Memory that matrices may take, in bytes; "auto" uses what the machine has free. It also
+        Memory that matrices may take, in bytes; "auto" uses the free memory of the machine. It also
         applies to the process if that has "auto".
     device : str, default="auto"
         Device on which the fit runs; "auto" uses CUDA where it is available. It also applies to the
@@ -97,8 +97,8 @@ class MeanFunctionRegressor(MetaRegressorBase):
         Functions called after each step or score with a `TrainingStep`; training ends when one
         returns a true value. The steps are those of the process.
     checkpoint : str, path-like or None, default=None
-        Folder of a file from which the same fit goes on if its process was killed; the file is
-        removed when the fit has ended. Seconds that the file counts belong to `max_seconds`.
+        Folder of a file from which the same fit continues if its process was killed; the file is
+        removed when the fit has ended. Its recorded seconds count towards `max_seconds`.
     verbose : int, default=0
         Whether to show a progress bar.
 

@@ -117,7 +117,7 @@ def _all_rows(kernel: Any) -> Any:
 
 
 def _trained_neighbors(kernel: Any, n: int, seconds: float | None) -> Any:
-    """Training goes on from the kernel of the exact process, where there is one."""
+    """Training starts from the kernel of the exact process, where there is one."""
     centers = _TRAINED_CENTERS[1]
     if seconds is not None:
         centers = int(np.clip(_CENTERS_A_SECOND * seconds, *_TRAINED_CENTERS))

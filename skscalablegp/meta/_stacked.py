@@ -72,7 +72,7 @@ class StackedGPRegressor(NamedEstimators, MetaRegressorBase):
         that it will end in time. Regressors of other packages are stopped only between two fits;
         the default trees above 10,000 rows keep to their share.
     memory_budget : float or "auto", default="auto"
-        Memory that matrices may take, in bytes; "auto" uses what the machine has free. It also
+        Memory that matrices may take, in bytes; "auto" uses the free memory of the machine. It also
         applies to the regressors if they have "auto".
     device : str, default="auto"
         Device on which the fit runs; "auto" uses CUDA where it is available. It also applies to the
@@ -85,8 +85,8 @@ class StackedGPRegressor(NamedEstimators, MetaRegressorBase):
         Functions called after each step or score with a `TrainingStep`; training ends when one
         returns a true value. The steps are those of the regressors of this package.
     checkpoint : str, path-like or None, default=None
-        Folder of a file from which the same fit goes on if its process was killed; the file is
-        removed when the fit has ended. Seconds that the file counts belong to `max_seconds`.
+        Folder of a file from which the same fit continues if its process was killed; the file is
+        removed when the fit has ended. Its recorded seconds count towards `max_seconds`.
     verbose : int, default=0
         Whether to show a progress bar.
 

@@ -203,7 +203,7 @@ class Ranks:
         return self._group.gather(tensor)
 
     def exchange(self, what: str, value: str) -> list[str]:
-        """Short texts of all ranks, all of which ask for them at this point."""
+        """Short texts of all ranks, all of which call this at the same point."""
         return self._group.life.gather(what, value)
 
     def send(self, tensor: Tensor, to: int) -> None:

@@ -117,7 +117,7 @@ def test_other_data_and_parameters_are_other_fits(tmp_path):
     seen = []
     model = IterativeGPRegressor(checkpoint=tmp_path, callbacks=seen.append).fit(X, Y)
     assert "resumed" in model.fit_report_ and len(seen) == len(model.history_["stage"])
-    assert "went on from a checkpoint" in str(model.fit_report_)
+    assert "continued from a checkpoint" in str(model.fit_report_)
 
 
 def test_a_file_of_other_software_is_refused_and_kept(tmp_path, monkeypatch):
@@ -196,7 +196,7 @@ def test_the_file_stays_after_an_interrupt(tmp_path):
 
 def test_a_folder_that_cannot_be_made_is_an_error_before_the_fit(tmp_path):
     (tmp_path / "file").touch()
-    with pytest.raises(OSError, match="checkpoint='.*folder' is no folder .* give another one"):
+    with pytest.raises(OSError, match="checkpoint='.*folder' is not a folder .* give another one"):
         IterativeGPRegressor(checkpoint=tmp_path / "file" / "folder").fit(X, Y)
 
 

@@ -19,7 +19,7 @@ from ...ranks import Parts
 from ._rows import limit_rows
 from ._table import Table, rows_beyond_limits
 
-# What code may ask of rows that are not here.
+# Attributes of rows that are not in this process.
 _OF_SHAPES = {
     getattr(Tensor, name).__get__ for name in ("shape", "dtype", "device", "ndim", "is_cpu")
 } | {Tensor.size, Tensor.dim, Tensor.numel, Tensor.__len__, Tensor.is_floating_point}

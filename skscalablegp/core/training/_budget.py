@@ -21,7 +21,7 @@ _LEAST_FOR_RESULT = 0.1
 # Shares of the time that is left. Parts that follow one another take theirs in turn.
 SHARES = {
     # Reserved during training: for the weights of sampled models; for the solves behind
-    # predictions, which go on from those of training where all rows are trained.
+    # predictions, which continue those of training if it used all rows.
     "weights": 0.2,
     "final solve": 0.3,
     "first solve": 0.5,
@@ -169,12 +169,12 @@ class Budget:
         keep: bool | Callable[[str], Any] = True,
         inner: bool = False,
     ) -> Iterator[Ending]:
-        """A part of a fit that time, a callback or an interrupt may end; the fit then goes on.
+        """A part of a fit that time, a callback or an interrupt may end; the fit then continues.
 
         Parameters
         ----------
         keep : bool or callable, default=True
-            Whether there is something to go on with; if not, the exception is raised again. A
+            Whether there is a result to continue with; if not, the exception is raised again. A
             callable receives the reason, and decides at the end.
         inner : bool, default=False
             Whether the part fits another estimator, whose time is that of this budget: its

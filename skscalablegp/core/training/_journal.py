@@ -1,9 +1,9 @@
-"""What a fit has computed so far, from which an equal fit goes on after this one was killed.
+"""What a fit has computed so far, from which an equal fit continues after this one was killed.
 
 Training is deterministic but for its clock: the same data, parameters and seed lead to the same
 calls of both drivers. A fit that is started again makes all of these calls, and each takes from
 the journal what the earlier fit has recorded. An optimiser gets the recorded values and gradients
-and goes on as if they had just been computed; a stepper gets its recorded state.
+and continues as if they had just been computed; a stepper gets its recorded state.
 """
 
 from __future__ import annotations
@@ -197,7 +197,7 @@ class Record(ABC):
             self._journal.ended()
 
 
-# Numbers of an evaluation beside its value and gradient.
+# Numbers of an evaluation in addition to its value and gradient.
 _NUMBERS = ("value", "residual", "probe_residual", "epochs", "seconds", "failed")
 
 
@@ -237,7 +237,7 @@ class Evaluations(Record):
             return None
         at, evaluated, seconds = self._earlier[k]
         if at.shape != theta.shape or np.abs(at - theta).max(initial=0.0) > _ROUNDING:
-            # The clock, or other software, has led elsewhere.
+            # The clock or another version of the software has led to other points.
             del self._earlier[k:]
             self.found = None
             return None
@@ -279,7 +279,7 @@ class Evaluations(Record):
     def packed(self) -> dict[str, Any]:
         best = self._best
         if self.found is not None or not self._thetas:
-            # An earlier fit has more than this one has asked for.
+            # The record of an earlier fit is longer than that of this one.
             return self.found or {}
         return {
             # For readers of the file: the highest value, or without values the last evaluation.

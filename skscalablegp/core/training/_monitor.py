@@ -61,11 +61,11 @@ class TrainingStep:
     ----------
     stage : str
         Name of the stage. Initial stages are named by their number of rows ("2000"), or
-        "neighbourhood 1", or "start"; training on all rows is "full". Where it goes on for a
-        function without noise, it is "below the bound of the noise". Other names are "expert 1"
-        for experts that are trained separately, "batches" for steps on random batches, and
-        "network" and "network and kernel" for networks that are trained before the kernel. Fits
-        beside that of the model, such as checks, are not among the steps.
+        "neighbourhood 1", or "start"; training on all rows is "full". If training continues for a
+        function without noise, the stage is "below the bound of the noise". Other names are "expert
+        1" for experts that are trained separately, "batches" for steps on random batches, and
+        "network" and "network and kernel" for networks that are trained before the kernel. Steps of
+        auxiliary fits, such as checks, are not reported.
     iteration : int
         Number of the step in this stage, from 1.
     theta : ndarray of shape (p,)
@@ -85,7 +85,7 @@ class TrainingStep:
     seconds : float
         Time since the fit began.
     preview : callable or None
-        The function behind `model`; None if the stage has no model to show.
+        The function that `model` calls; None if the stage has no model to show.
     """
 
     stage: str
@@ -115,7 +115,7 @@ class TrainingStep:
             return None
 
     def __getstate__(self) -> dict[str, Any]:
-        return vars(self) | {"preview": None}  # outside the fit there is no model to show
+        return vars(self) | {"preview": None}  # outside of the fit there is no model
 
 
 HISTORY = tuple(f.name for f in fields(TrainingStep) if f.name not in ("grad", "preview"))

@@ -13,7 +13,7 @@ from ._optimizers import Optimizer, Optimum
 _LONGEST_STEP = 1.0
 # Added to the diagonal of the Fisher information, since flat directions have no optimum.
 _FLAT = 0.1
-# Largest remaining gain beside the noise, as a fraction of the tolerance.
+# Largest remaining gain compared with the noise, as a fraction of the tolerance.
 _LEFT = 0.1
 # Change of a log hyperparameter after which the Fisher information is computed again.
 _REFRESH = 0.5

@@ -187,7 +187,7 @@ class LBFGS(BaseEstimator, Optimizer):
                 "gtol": 1e-5 / scale,
             },
         )
-        # 1 is how SciPy says that iterations or evaluations ran out.
+        # SciPy returns 1 if a limit of iterations or evaluations was reached.
         reason = "max_iter" if result.status == 1 else "converged"
         free = np.clip(theta + first_grad, bounds[:, 0], bounds[:, 1]) - theta
         if result.status == 2 and not result.nit and np.abs(free).max() > self.tol * size:

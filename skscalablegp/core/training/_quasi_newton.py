@@ -171,7 +171,7 @@ class QuasiNewton(BaseEstimator, Optimizer):
             return None
         fewest = max(_FEWEST_ROWS, _ROWS_TIMES_PARAMETERS // len(theta))
         try:
-            # The same rows each time, whatever the seed: exact fits do not depend on one.
+            # The rows do not depend on the seed, because exact fits do not depend on one.
             generator, rows = Generator().manual_seed(0), min(self.information_rows, fewest)
             information = evaluate.information(theta, rows, generator)
             metric = np.linalg.inv(information + _FLAT * np.eye(len(theta)))

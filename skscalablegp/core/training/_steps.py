@@ -16,7 +16,7 @@ from ._monitor import Monitor
 from ._moving import captured, restored
 
 # Matrix products with fewer operations (about a fiftieth of a second) run in one thread: on a busy
-# machine several threads would spend more time waiting for one another than they save.
+# machine several threads would wait longer for each other than they save.
 _MANY_FLOPS = 1e9
 
 # Training has diverged if the last score is worse than the first by this much. Scores are nats per
@@ -182,7 +182,7 @@ class _Run:
         self.last: tuple[float, Any] | None = None
         self.scores: list[float] = []
         self.moved, self.done, self.resumed = False, 0, False
-        # What the monitor was told.
+        # The last values passed to the monitor.
         self.told: list[tuple[np.ndarray, float, float]] = []
 
     @property
@@ -196,7 +196,7 @@ class _Run:
         return patience is not None and self.stale >= patience
 
     def begin(self) -> StepsResult | None:
-        """Score the start, or go on from a checkpoint; the result if there is nothing to do."""
+        """Score the start, or continue from a checkpoint; the result if there is nothing to do."""
         if self.log.found is None or self.stepper.moving is None:
             self.check(0.0)
             return None

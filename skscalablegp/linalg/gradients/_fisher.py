@@ -71,7 +71,7 @@ def fisher_information(
 
 
 def _of_repeats(part: GPProblem, theta: Float64[Tensor, " p"]) -> Float64[Tensor, "p p"]:
-    """What merged rows tell of their noise beside their means: k - 1 times that of one number."""
+    """The information in the scatter of merged rows: k - 1 times that of one number."""
     noise = part.row_noise(theta)
     slopes = torch.stack(
         [

@@ -87,8 +87,8 @@ class ADASAP(RowSolver, name="adasap"):
 
     A step changes b rows of the solution, so that the b rows of H which it reads suffice to update
     the residuals of both sequences; no estimate of progress is needed. A step takes b / n epochs,
-    O(b n s) operations, and O(b^2 rank) for the block. Four blocks of n x s numbers beside B and x.
-    Preconditioners are not used.
+    O(b n s) operations, and O(b^2 rank) for the block. Four blocks of n x s numbers in addition to
+    B and x. Preconditioners are not used.
 
     Under a limit of epochs, and in badly conditioned systems, predictions from its solutions are
     closer to the exact ones than those of conjugate gradients (``benchmarks/sketch.py``). Tail

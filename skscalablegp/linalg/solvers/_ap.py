@@ -64,7 +64,7 @@ class AP(RowSolver, name="ap"):
     -----
     Algorithm 2 of Lin et al. (2024), after Wu et al. (2024). A step reads the b rows of one block,
     b / n epochs, and takes O(b n s) operations, and b^3 / 3 more at the first visit to a block. Two
-    blocks of n x s numbers beside B and x, and the factors. The residual is updated, never
+    blocks of n x s numbers in addition to B and x, and the factors. The residual is updated, never
     estimated, and the true one is computed before success is declared. Preconditioners are not
     used.
     """

@@ -28,8 +28,8 @@ class BlockCG(CG, name="block_cg"):
     made orthonormal at every step (Dubrulle, 2001), so that linearly dependent right-hand sides and
     converged columns do no harm. After k steps the error of each column is the smallest, in the
     energy norm, within the sum of the Krylov spaces of all columns, which has up to s k dimensions.
-    One epoch and O(n s^2) further operations a step, and six blocks of n x s numbers beside B and
-    x.
+    One epoch and O(n s^2) further operations a step, and six blocks of n x s numbers in addition to
+    B and x.
     """
 
     def init(self, operator, B, x0=None, preconditioner=None) -> CGState:

@@ -141,8 +141,8 @@ class CG(Solver, name="cg"):
     -----
     Algorithm 1 of Lin et al. (2024), with its line 8 corrected to start from the preconditioned
     residual. The replacement of residuals follows van der Vorst and Ye (2000). One epoch and O(n s)
-    further operations a step, plus those of the preconditioner; five blocks of n x s numbers beside
-    B and x.
+    further operations a step, plus those of the preconditioner; five blocks of n x s numbers in
+    addition to B and x.
     """
 
     takes_preconditioner = True

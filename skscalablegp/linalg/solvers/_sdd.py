@@ -56,7 +56,7 @@ class SDD(RowSolver, name="sdd"):
     step changes b rows of the solution. Since H is symmetric, the rows that give the gradient also
     give the product of H with the step, so that the residuals of the iterate and of the average are
     known at no further cost. A step takes b / n epochs and O(b n s) operations; six blocks of n x s
-    numbers beside B and x. Preconditioners are not used.
+    numbers in addition to B and x. Preconditioners are not used.
     """
 
     _state_class = SDDState

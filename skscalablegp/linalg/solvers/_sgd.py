@@ -56,8 +56,8 @@ class SGD(RowSolver, name="sgd"):
     Algorithm 3 of Lin et al. (2024). The residual B - H x is stored; it is that of the first guess
     at first, and each batch replaces its own rows by minus its gradient. This estimate lags behind.
     Success is therefore declared by a true residual only, which costs one epoch, and for an epoch
-    after a check that failed no smaller residual is reported than the check found. A step takes
-    b / n epochs and O(b n s) operations; three blocks of n x s numbers beside B and x.
+    after a check that failed no smaller residual is reported than the check found. A step takes b /
+    n epochs and O(b n s) operations; three blocks of n x s numbers in addition to B and x.
     Preconditioners are not used.
     """
 

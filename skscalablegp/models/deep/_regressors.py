@@ -53,8 +53,8 @@ class SCGDDKLRegressor(DeepKernelRegressorBase):
         "auto" does so. Without it the prior mean is zero in the target's units, and the unit of the
         noise is the target's root mean square.
     small_table : {"exact", "method"}, default="exact"
-        Whether the exact process takes the place of the method on tables of few rows. "exact" does
-        so up to 3,000 rows, unless `feature_extractor` or `kernel` is given. "method" never does.
+        Whether the exact process replaces the method on tables of few rows. "exact" does so up to
+        3,000 rows, unless `feature_extractor` or `kernel` is given. "method" never does.
     optimizer : str, callable or None, default="adam"
         Method that trains the hyperparameters; None keeps them at their initial values. It also
         trains the network. Names are "adam", "adamw", "adadelta", "adagrad", "rmsprop" and "sgd". A
@@ -81,7 +81,7 @@ class SCGDDKLRegressor(DeepKernelRegressorBase):
     max_seconds : float or None, default=None
         Time budget of the whole fit in seconds; when it runs out, the best state so far is kept.
     memory_budget : float or "auto", default="auto"
-        Memory that matrices may take, in bytes; "auto" uses what the machine has free.
+        Memory that matrices may take, in bytes; "auto" uses the free memory of the machine.
     device : str, default="auto"
         Device on which the fit runs; "auto" uses CUDA where it is available. Predictions run on the
         same device if it is available, and otherwise on the CPU.
@@ -92,8 +92,8 @@ class SCGDDKLRegressor(DeepKernelRegressorBase):
         Functions called after each step or score with a `TrainingStep`; training ends when one
         returns a true value. Here they are called after each score.
     checkpoint : str, path-like or None, default=None
-        Folder of a file from which the same fit goes on if its process was killed; the file is
-        removed when the fit has ended. Seconds that the file counts belong to `max_seconds`.
+        Folder of a file from which the same fit continues if its process was killed; the file is
+        removed when the fit has ended. Its recorded seconds count towards `max_seconds`.
     verbose : int, default=0
         Whether to show a progress bar.
     min_noise : float, default=0.01
@@ -263,8 +263,8 @@ class MinimaxDKLRegressor(DeepKernelRegressorBase):
         "auto" does so. Without it the prior mean is zero in the target's units, and the unit of the
         noise is the target's root mean square.
     small_table : {"exact", "method"}, default="exact"
-        Whether the exact process takes the place of the method on tables of few rows. "exact" does
-        so up to 3,000 rows, unless `feature_extractor` or `kernel` is given. "method" never does.
+        Whether the exact process replaces the method on tables of few rows. "exact" does so up to
+        3,000 rows, unless `feature_extractor` or `kernel` is given. "method" never does.
     optimizer : str, callable or None, default="adam"
         Method that trains the hyperparameters; None keeps them at their initial values. It also
         trains the network. Names are "adam", "adamw", "adadelta", "adagrad", "rmsprop" and "sgd". A
@@ -291,7 +291,7 @@ class MinimaxDKLRegressor(DeepKernelRegressorBase):
     max_seconds : float or None, default=None
         Time budget of the whole fit in seconds; when it runs out, the best state so far is kept.
     memory_budget : float or "auto", default="auto"
-        Memory that matrices may take, in bytes; "auto" uses what the machine has free.
+        Memory that matrices may take, in bytes; "auto" uses the free memory of the machine.
     device : str, default="auto"
         Device on which the fit runs; "auto" uses CUDA where it is available. Predictions run on the
         same device if it is available, and otherwise on the CPU.
@@ -302,8 +302,8 @@ class MinimaxDKLRegressor(DeepKernelRegressorBase):
         Functions called after each step or score with a `TrainingStep`; training ends when one
         returns a true value. Here they are called after each score.
     checkpoint : str, path-like or None, default=None
-        Folder of a file from which the same fit goes on if its process was killed; the file is
-        removed when the fit has ended. Seconds that the file counts belong to `max_seconds`.
+        Folder of a file from which the same fit continues if its process was killed; the file is
+        removed when the fit has ended. Its recorded seconds count towards `max_seconds`.
     verbose : int, default=0
         Whether to show a progress bar.
     min_noise : float, default=0.01
@@ -482,8 +482,8 @@ class BSGDDKLRegressor(DeepKernelRegressorBase):
         "auto" does so. Without it the prior mean is zero in the target's units, and the unit of the
         noise is the target's root mean square.
     small_table : {"exact", "method"}, default="exact"
-        Whether the exact process takes the place of the method on tables of few rows. "exact" does
-        so up to 3,000 rows, unless `feature_extractor` or `kernel` is given. "method" never does.
+        Whether the exact process replaces the method on tables of few rows. "exact" does so up to
+        3,000 rows, unless `feature_extractor` or `kernel` is given. "method" never does.
     optimizer : str, callable or None, default="adam"
         Method that trains the hyperparameters; None keeps them at their initial values. It also
         trains the network. Names are "adam", "adamw", "adadelta", "adagrad", "rmsprop" and "sgd". A
@@ -510,7 +510,7 @@ class BSGDDKLRegressor(DeepKernelRegressorBase):
     max_seconds : float or None, default=None
         Time budget of the whole fit in seconds; when it runs out, the best state so far is kept.
     memory_budget : float or "auto", default="auto"
-        Memory that matrices may take, in bytes; "auto" uses what the machine has free.
+        Memory that matrices may take, in bytes; "auto" uses the free memory of the machine.
     device : str, default="auto"
         Device on which the fit runs; "auto" uses CUDA where it is available. Predictions run on the
         same device if it is available, and otherwise on the CPU.
@@ -521,8 +521,8 @@ class BSGDDKLRegressor(DeepKernelRegressorBase):
         Functions called after each step or score with a `TrainingStep`; training ends when one
         returns a true value. Here they are called after each score.
     checkpoint : str, path-like or None, default=None
-        Folder of a file from which the same fit goes on if its process was killed; the file is
-        removed when the fit has ended. Seconds that the file counts belong to `max_seconds`.
+        Folder of a file from which the same fit continues if its process was killed; the file is
+        removed when the fit has ended. Its recorded seconds count towards `max_seconds`.
     verbose : int, default=0
         Whether to show a progress bar.
     min_noise : float, default=0.01

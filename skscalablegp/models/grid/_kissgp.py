@@ -142,9 +142,9 @@ class KISSGPRegressor(GPRegressorBase):
         at least three columns, at most 120 rows, and at most 15 rows per column. None means no
         priors.
     small_table : {"exact", "method"}, default="exact"
-        Whether the exact process takes the place of the method on tables of few rows. "exact" does
-        so up to 2,000 rows, unless a kernel, a network, or another parameter of the grid or of the
-        solver is given. "method" never does.
+        Whether the exact process replaces the method on tables of few rows. "exact" does so up to
+        2,000 rows, unless a kernel, a network, or another parameter of the grid or of the solver is
+        given. "method" never does.
     optimizer : "auto", "bfgs", "fmin_l_bfgs_b", "lbfgs", "adam", callable, object or None, \
             default="auto"
         Method that trains the hyperparameters; None keeps them at their initial values. "auto" is a
@@ -172,8 +172,8 @@ class KISSGPRegressor(GPRegressorBase):
     max_seconds : float or None, default=None
         Time budget of the whole fit in seconds; when it runs out, the best state so far is kept.
     memory_budget : float or "auto", default="auto"
-        Memory that matrices may take, in bytes; "auto" uses what the machine has free. The largest
-        are those of the grid.
+        Memory that matrices may take, in bytes; "auto" uses the free memory of the machine. The
+        largest are those of the grid.
     device : str, default="auto"
         Device on which the fit runs; "auto" uses CUDA where it is available. Rows are read and
         located in the grid, and a network is trained, on the CPU; all else that is as large as the
@@ -185,8 +185,8 @@ class KISSGPRegressor(GPRegressorBase):
         Functions called after each step or score with a `TrainingStep`; training ends when one
         returns a true value.
     checkpoint : str, path-like or None, default=None
-        Folder of a file from which the same fit goes on if its process was killed; the file is
-        removed when the fit has ended. Seconds that the file counts belong to `max_seconds`.
+        Folder of a file from which the same fit continues if its process was killed; the file is
+        removed when the fit has ended. Its recorded seconds count towards `max_seconds`.
     verbose : int, default=0
         Whether to show a progress bar.
     n_targets : int, default=None

@@ -101,7 +101,7 @@ class SVGPClassifier(SparseMixin, GPClassifierBase):
         The last state counts as the best, because the bound on a batch is too noisy for a
         comparison of states.
     memory_budget : float or "auto", default="auto"
-        Memory that matrices may take, in bytes; "auto" uses what the machine has free.
+        Memory that matrices may take, in bytes; "auto" uses the free memory of the machine.
     device : str, default="auto"
         Device on which the fit runs; "auto" uses CUDA where it is available.
     dtype : {"auto", "float32", "float64"}, default="auto"
@@ -111,8 +111,8 @@ class SVGPClassifier(SparseMixin, GPClassifierBase):
         Functions called after each step or score with a `TrainingStep`; training ends when one
         returns a true value.
     checkpoint : str, path-like or None, default=None
-        Folder of a file from which the same fit goes on if its process was killed; the file is
-        removed when the fit has ended. Seconds that the file counts belong to `max_seconds`.
+        Folder of a file from which the same fit continues if its process was killed; the file is
+        removed when the fit has ended. Its recorded seconds count towards `max_seconds`.
     verbose : int, default=0
         Whether to show a progress bar.
     learning_rate : float, default=0.05

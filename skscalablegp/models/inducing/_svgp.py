@@ -67,9 +67,8 @@ class SVGPRegressor(SparseMixin, MinibatchGPRegressorBase):
         the noise level of the default kernel if there are at least three columns, at most 120 rows,
         and at most 15 rows per column. None means no priors.
     small_table : {"exact", "method"}, default="exact"
-        Whether the exact process takes the place of the method on tables of few rows. "exact" does
-        so up to 2,000 rows if all of them are inducing points and the noise is normal. "method"
-        never does.
+        Whether the exact process replaces the method on tables of few rows. "exact" does so up to
+        2,000 rows if all of them are inducing points and the noise is normal. "method" never does.
     optimizer : "adam" or None, default="adam"
         Method that trains the hyperparameters; None keeps them at their initial values. It also
         trains the inducing points and the network.
@@ -90,7 +89,7 @@ class SVGPRegressor(SparseMixin, MinibatchGPRegressorBase):
         The last state counts as the best, because the bound on a batch is too noisy for a
         comparison of states.
     memory_budget : float or "auto", default="auto"
-        Memory that matrices may take, in bytes; "auto" uses what the machine has free.
+        Memory that matrices may take, in bytes; "auto" uses the free memory of the machine.
     device : str, default="auto"
         Device on which the fit runs; "auto" uses CUDA where it is available.
     dtype : {"auto", "float32", "float64"}, default="auto"
@@ -100,8 +99,8 @@ class SVGPRegressor(SparseMixin, MinibatchGPRegressorBase):
         Functions called after each step or score with a `TrainingStep`; training ends when one
         returns a true value.
     checkpoint : str, path-like or None, default=None
-        Folder of a file from which the same fit goes on if its process was killed; the file is
-        removed when the fit has ended. Seconds that the file counts belong to `max_seconds`.
+        Folder of a file from which the same fit continues if its process was killed; the file is
+        removed when the fit has ended. Its recorded seconds count towards `max_seconds`.
     verbose : int, default=0
         Whether to show a progress bar.
     n_targets : int, default=None

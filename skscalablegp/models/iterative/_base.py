@@ -98,7 +98,7 @@ class SolvedGPRegressor(GPRegressorBase):
         problem = replace(problem, products=self._products(run.device))
         exact = plan.posterior.value == "exact"
         if not exact:
-            # The final solve goes on from those of training on all rows.
+            # The final solve continues those of training on all rows.
             run.budget.reserve("final solve" if plan.all_rows else "first solve")
         factor = FactorBudget(problem, run) if exact else None
         result, plan = self._train(problem, plan, run)
@@ -206,11 +206,11 @@ class SolvedGPRegressor(GPRegressorBase):
         """The hyperparameters of the kernel times its best factor, and this factor.
 
         The factor is the mean squared leave-one-out error of random rows, in units of its variance:
-        the maximum of their log density. Merged rows are left out as a whole, and what they tell of
-        their noise beside their means counts, too. With priors it is the maximum of the density
-        that as many rows as the table has would have with this error, plus the log prior. The mean
-        does not depend on it. It is one where an amplitude or a noise level is fixed or known, or
-        would pass the bound that a user has given.
+        the maximum of their log density. Merged rows are left out as a whole, and so is what they
+        contribute to the likelihood of the noise. With priors it is the maximum of the density that
+        as many rows as the table has would have with this error, plus the log prior. The mean does
+        not depend on it. It is one where an amplitude or a noise level is fixed or known, or would
+        pass the bound that a user has given.
         """
         problem = self._trained_problem(posterior.dtype, False)
         many = _LEFT_OUT_NEAR if self.posterior_ == "neighbors" else _LEFT_OUT

@@ -116,7 +116,7 @@ class IterativeGPRegressor(SolvedGPRegressor):
         to half of the budget is reserved for the factorisation or the solve behind predictions. If
         that allows only some of the rows, these are in `X_train_`, and a warning says so.
     memory_budget : float or "auto", default="auto"
-        Memory that matrices may take, in bytes; "auto" uses what the machine has free.
+        Memory that matrices may take, in bytes; "auto" uses the free memory of the machine.
     device : str, default="auto"
         Device on which the fit runs; "auto" uses CUDA where it is available.
     dtype : {"auto", "float32", "float64"}, default="auto"
@@ -128,8 +128,8 @@ class IterativeGPRegressor(SolvedGPRegressor):
         Functions called after each step or score with a `TrainingStep`; training ends when one
         returns a true value.
     checkpoint : str, path-like or None, default=None
-        Folder of a file from which the same fit goes on if its process was killed; the file is
-        removed when the fit has ended. Seconds that the file counts belong to `max_seconds`.
+        Folder of a file from which the same fit continues if its process was killed; the file is
+        removed when the fit has ended. Its recorded seconds count towards `max_seconds`.
     verbose : int, default=0
         Whether to show a progress bar.
     copy_X_train : bool, default=True

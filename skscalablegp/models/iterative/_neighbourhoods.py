@@ -25,8 +25,8 @@ from ...linalg.gradients import (
 
 # Number of neighbourhoods, the rows of each, and the largest number of steps.
 _CENTRES, _ROWS, _STEPS = 200, 256, 8
-# Weight of their hyperparameters beside those of random rows, chosen on protein: the larger it is,
-# the lower is the NLPD there, and the larger are the errors.
+# Weight of their hyperparameters in the average with those of random rows, chosen on protein: the
+# larger it is, the lower is the NLPD there, and the larger are the errors.
 _WEIGHT = 1 / 3
 
 

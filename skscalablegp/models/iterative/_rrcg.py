@@ -82,9 +82,9 @@ class RRCGRegressor(SolvedGPRegressor):
         the noise level of the default kernel if there are at least three columns, at most 120 rows,
         and at most 15 rows per column. None means no priors.
     small_table : {"exact", "method"}, default="exact"
-        Whether the exact process takes the place of the method on tables of few rows. "exact" does
-        so up to 2,000 rows, unless `truncation`, `optimizer` or another `posterior` is given.
-        "method" never does.
+        Whether the exact process replaces the method on tables of few rows. "exact" does so up to
+        2,000 rows, unless `truncation`, `optimizer` or another `posterior` is given. "method" never
+        does.
     optimizer : {"auto", "natural", "adam"}, object or None, default="auto"
         Method that trains the hyperparameters; None keeps them at their initial values. "auto" is
         "natural", or BFGS where `truncation` leaves the gradients exact. "natural" measures its own
@@ -121,7 +121,7 @@ class RRCGRegressor(SolvedGPRegressor):
         for the factorisation or the solve behind predictions. If that allows only some of the rows,
         these are in `X_train_`, and a warning says so.
     memory_budget : float or "auto", default="auto"
-        Memory that matrices may take, in bytes; "auto" uses what the machine has free.
+        Memory that matrices may take, in bytes; "auto" uses the free memory of the machine.
     device : str, default="auto"
         Device on which the fit runs; "auto" uses CUDA where it is available.
     dtype : {"auto", "float32", "float64"}, default="auto"
@@ -131,8 +131,8 @@ class RRCGRegressor(SolvedGPRegressor):
         Functions called after each step or score with a `TrainingStep`; training ends when one
         returns a true value.
     checkpoint : str, path-like or None, default=None
-        Folder of a file from which the same fit goes on if its process was killed; the file is
-        removed when the fit has ended. Seconds that the file counts belong to `max_seconds`.
+        Folder of a file from which the same fit continues if its process was killed; the file is
+        removed when the fit has ended. Its recorded seconds count towards `max_seconds`.
     verbose : int, default=0
         Whether to show a progress bar.
     copy_X_train : bool, default=True

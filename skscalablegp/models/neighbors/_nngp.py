@@ -83,9 +83,8 @@ class NNGPRegressor(GPRegressorBase):
         the noise level of the default kernel if there are at least three columns, at most 120 rows,
         and at most 15 rows per column. None means no priors.
     small_table : {"exact", "method"}, default="exact"
-        Whether the exact process takes the place of the method on tables of few rows. "exact" does
-        so up to 2,000 rows, all of which are neighbours, unless `n_neighbors` is given. "method"
-        never does.
+        Whether the exact process replaces the method on tables of few rows. "exact" does so up to
+        2,000 rows, all of which are neighbours, unless `n_neighbors` is given. "method" never does.
     optimizer : "auto", "bfgs", "fmin_l_bfgs_b", "lbfgs", "adam", callable, object or None, \
             default="auto"
         Method that trains the hyperparameters; None keeps them at their initial values. "auto" is a
@@ -121,7 +120,7 @@ class NNGPRegressor(GPRegressorBase):
     max_seconds : float or None, default=None
         Time budget of the whole fit in seconds; when it runs out, the best state so far is kept.
     memory_budget : float or "auto", default="auto"
-        Memory that matrices may take, in bytes; "auto" uses what the machine has free.
+        Memory that matrices may take, in bytes; "auto" uses the free memory of the machine.
     device : str, default="auto"
         Device on which the fit runs; "auto" uses CUDA where it is available. Neighbours are found
         on the CPU.
@@ -133,8 +132,8 @@ class NNGPRegressor(GPRegressorBase):
         Functions called after each step or score with a `TrainingStep`; training ends when one
         returns a true value.
     checkpoint : str, path-like or None, default=None
-        Folder of a file from which the same fit goes on if its process was killed; the file is
-        removed when the fit has ended. Seconds that the file counts belong to `max_seconds`.
+        Folder of a file from which the same fit continues if its process was killed; the file is
+        removed when the fit has ended. Its recorded seconds count towards `max_seconds`.
     verbose : int, default=0
         Whether to show a progress bar.
     copy_X_train : bool, default=True

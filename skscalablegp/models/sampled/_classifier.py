@@ -78,8 +78,8 @@ class QSGPClassifier(QSGPMixin, GPClassifierBase):
         Time budget of the whole fit in seconds; when it runs out, the best state so far is kept. If
         the budget ends during the exact start, the model is the exact process on the start's rows.
     memory_budget : float or "auto", default="auto"
-        Memory that matrices may take, in bytes; "auto" uses what the machine has free. A fit that
-        would take more is refused before it starts.
+        Memory that matrices may take, in bytes; "auto" uses the free memory of the machine. A fit
+        that would take more is refused before it starts.
     device : str, default="auto"
         Device on which the fit runs; "auto" uses CUDA where it is available. Predictions are made
         there too.
@@ -90,8 +90,8 @@ class QSGPClassifier(QSGPMixin, GPClassifierBase):
         Functions called after each step or score with a `TrainingStep`; training ends when one
         returns a true value.
     checkpoint : str, path-like or None, default=None
-        Folder of a file from which the same fit goes on if its process was killed; the file is
-        removed when the fit has ended. Seconds that the file counts belong to `max_seconds`.
+        Folder of a file from which the same fit continues if its process was killed; the file is
+        removed when the fit has ended. Its recorded seconds count towards `max_seconds`.
     verbose : int, default=0
         Whether to show a progress bar.
     learning_rate : float, default=1e-05

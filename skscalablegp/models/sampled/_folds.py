@@ -26,7 +26,7 @@ _EXACT_ROWS = 1000
 
 
 class Comparison(NamedTuple):
-    """Predictions of held-out rows beside those of the exact process.
+    """Predictions of held-out rows, with those of the exact process.
 
     Attributes
     ----------

@@ -95,8 +95,8 @@ class QSRVMRegressor(MinibatchGPRegressorBase):
     max_seconds : float or None, default=None
         Time budget of the whole fit in seconds; when it runs out, the best state so far is kept.
     memory_budget : float or "auto", default="auto"
-        Memory that matrices may take, in bytes; "auto" uses what the machine has free. A fit that
-        would take more is refused before it starts.
+        Memory that matrices may take, in bytes; "auto" uses the free memory of the machine. A fit
+        that would take more is refused before it starts.
     device : str, default="auto"
         Device on which the fit runs; "auto" uses CUDA where it is available. Predictions are made
         there too.
@@ -107,8 +107,8 @@ class QSRVMRegressor(MinibatchGPRegressorBase):
         Functions called after each step or score with a `TrainingStep`; training ends when one
         returns a true value.
     checkpoint : str, path-like or None, default=None
-        Folder of a file from which the same fit goes on if its process was killed; the file is
-        removed when the fit has ended. Seconds that the file counts belong to `max_seconds`.
+        Folder of a file from which the same fit continues if its process was killed; the file is
+        removed when the fit has ended. Its recorded seconds count towards `max_seconds`.
     verbose : int, default=0
         Whether to show a progress bar.
     n_targets : int, default=None
