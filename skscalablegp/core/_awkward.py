@@ -70,7 +70,7 @@ def far_targets(y: np.ndarray) -> np.ndarray:
 
 
 def describe_far_targets(y: np.ndarray, rows: np.ndarray, name: str, estimator: Any) -> str:
-    """What a warning says of the far targets of these rows; `name` is that of the targets."""
+    """The text of a warning about the far targets of these rows; `name` is that of the targets."""
     named = ", ".join(f"{y[row]:.6g} in row {row}" for row in rows[:_NAMED])
     more = f" and {len(rows) - _NAMED:,} more" if len(rows) > _NAMED else ""
     others = np.delete(y, rows)
@@ -89,7 +89,7 @@ def describe_far_targets(y: np.ndarray, rows: np.ndarray, name: str, estimator: 
 
 
 def describe_targets(estimator: Any, Y: np.ndarray) -> str:
-    """What a warning says of targets that no normal likelihood survives; empty if there are none.
+    """The text of a warning about targets too extreme for a normal likelihood, or nothing.
 
     Parameters
     ----------
@@ -108,7 +108,7 @@ def describe_targets(estimator: Any, Y: np.ndarray) -> str:
 
 
 def describe_offset(estimator: Any, X: Any, offset: float) -> str:
-    """What a warning says of a mean of the target that the prior does not expect.
+    """The text of a warning about a mean of the target that is improbable under the prior.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""The log of fits, which is silent unless a program asks for it."""
+"""The log of fits, which is silent by default."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ def input_scaling(
     robust: bool = False,
     counts: np.ndarray | None = None,
 ) -> Scaling:
-    """The scaling that standardises columns and, if asked for, targets; one pass over the data.
+    """The scaling that standardises columns and, if requested, targets; one pass over the data.
 
     `counts` are the weights of the targets, which are not used if far targets count as limits.
     """

@@ -254,7 +254,7 @@ _AUTO = StrOptions({"auto"})
 
 
 def rules_of(defaults: Mapping[str, Any], rules: Mapping[str, list[Any]]) -> dict[str, list[Any]]:
-    """The rules of one class: "auto" beside numbers is accepted where it is the default.
+    """The rules of one class; "auto" is accepted in place of numbers where it is the default.
 
     Parameters
     ----------

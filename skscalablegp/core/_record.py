@@ -1,4 +1,4 @@
-"""What a fit says of itself: its choices, how it ended, its warnings and its report."""
+"""The record of a fit: its choices, how it ended, its warnings and its report."""
 
 from __future__ import annotations
 

@@ -173,7 +173,7 @@ def input_weights(
 
 
 def _judged(name: str, model, X: np.ndarray, Y: np.ndarray, n: int, seed: int) -> Signal:
-    """The held-out part of the rows judges a model of the first n rows, summed over targets."""
+    """Evaluate a model of the first n rows on the held-out rows, summed over targets."""
     held, d = X[n:], X.shape[1]
     units = Y.var(0)
     targets = np.flatnonzero(units > 0)[:_TARGETS]

@@ -401,7 +401,7 @@ class _Search:
         self._trained(part, others[:: max(1, len(others) // _FURTHER)][:_FURTHER], trained)
 
     def reconsider(self) -> None:
-        """Give columns that training has left out another try, beside those that it uses.
+        """Try columns that training has left out again, in addition to those that it uses.
 
         A column that adds little to others may look like noise while their length scales are
         wrong. Its own then grows, and with it the distance to any slope: only a comparison of
@@ -432,7 +432,7 @@ class _Search:
     def _joined(
         self, part: GPProblem, start: Start, gains: list[tuple[float, int, np.ndarray]]
     ) -> Start:
-        """The start with all columns that gain beside those before them, the best one first."""
+        """The start with all columns that add a gain to those before them, the best one first."""
         for _, j, theta in gains:
             both = start.theta.copy()
             both[self._layout.length(j)] = theta[self._layout.length(j)]

@@ -38,7 +38,7 @@ class Run:
         return self.monitor.budget
 
     def silent(self, share: str | float) -> Run:
-        """A run for fits beside that of the model, with a share of the time left.
+        """A run for auxiliary fits, with a share of the remaining time.
 
         Callbacks do not see its steps; an interrupt ends both runs.
         """

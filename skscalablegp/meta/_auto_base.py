@@ -32,11 +32,11 @@ _FOR_FIT, _FOR_ANSWERS = 0.7, 0.3
 _PROBE = 100
 # A member begins only if this share of the whole time is left for members.
 _LEAST_SHARE = 0.02
-# The parameter of models that know categories: numbers of columns.
+# The parameter of models that support categories: numbers of columns.
 _CATEGORIES = "categorical_features"
-# How a fit ends that time, a callback or an interrupt has cut.
+# Statuses of fits that time, a callback or an interrupt has ended early.
 CUT = ("max_seconds", "interrupted", "callback")
-# What a member may raise without ending the fit of the others.
+# Errors of a member that do not end the fit of the others.
 _FAILURES = (ArithmeticError, ValueError, TypeError, RuntimeError, MemoryError, TimeoutError)
 
 
@@ -142,7 +142,7 @@ class AutoBase:
             numbers = {"dtype": np.float64, "ensure_all_finite": "allow-nan"}
             X = validated(self, X, reset=False, **numbers)
             return self._encoder.transform(X, validated=True)
-        # Names and the number of columns first: their message is the clearer one.
+        # Check the names and the number of columns first, because their messages are clearer.
         validated(self, X, reset=False, skip_check_array=True)
         return self._encoder.transform(X)
 
@@ -181,7 +181,7 @@ class AutoBase:
         return with_kernel(fresh, _last(inner))
 
     def _compare(self: Any, tried: list[Candidate], rows: Rows, run: FitRun) -> list[str]:
-        """Fit and judge the members one after the other; returns those that time has cut."""
+        """Fit and evaluate the members one by one; returns those that the time limit has cut."""
         phase, cut = run.budget.share(self._for_members), []
         seeds = [int(run.random_state.randint(2**31 - 1)) for _ in tried]
         names = getattr(self, "feature_names_in_", None)
@@ -284,7 +284,7 @@ class AutoBase:
             some = np.sort(run.random_state.choice(some, candidate.rows, replace=False))
         fit = self._fitted(candidate, fresh, rows, some, share, run, judged=True)
         notes = [fit.note] if fit.note else []
-        # A fit may have taken more than its share, but not without a judgement.
+        # A fit may have taken more than its share, but it must have been evaluated.
         left = run.budget.share(1.0) if share.limit is None else _at_least(share, _FOR_ANSWERS, run)
         answer = partial(self._answer, fit.inner)
         done = filled(answer, rows.X[rows.held], rows.order, found, left)
@@ -343,7 +343,8 @@ class AutoBase:
             said = f"evaluated on {done:,} of {len(every):,} rows"
             note = f"{note}; {said}" if note else said
         if inner is None:
-            # The fit without the first fold; what time is left at the end may replace it.
+            # The fit without the first fold; a fit to all rows may replace it if time is left at
+            # the end.
             return Trial(first.inner, found, done, note, not first.note, first.seconds)
         return Trial(inner, found, done, note, False, 0.0)
 

@@ -1,4 +1,4 @@
-"""The classifier that chooses, compares and weights models by itself, within a time budget."""
+"""The automatic classifier: it compares and weights models within a time budget."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ def booster(name: str, kind: str, **settings: Any) -> Any:
 
 
 class Booster(BaseEstimator):
-    """An estimator of one of the packages, which is told of categories in the way of the package.
+    """An estimator of one of the packages, with categories in the form that the package expects.
 
     Parameters
     ----------

@@ -124,8 +124,8 @@ def divided(
     scored = occur_once(groups, held)
     few = scored.sum() < FEWEST_UNIQUE or scored.mean() < _MOSTLY
     if few and groups.max() >= FOLDS:
-        # Copies stay on the same side, so that none tells the target of another one. Where they
-        # are many, the rows that occur once are not like the others.
+        # Copies stay on the same side, so that none reveals the target of another one. If there are
+        # many copies, the rows that occur once are not representative.
         pairs = _pairs(X, y, groups, seed, classes, fraction)
         held = np.sort(np.concatenate([new for _, new in pairs]))
         scored = np.ones(len(held), bool)
@@ -144,7 +144,7 @@ def divided(
     levels = _level_encoder(X[pairs[0][0]], y[pairs[0][0]], codes, run, classes)
     rows = Rows(X, y, known, levels, pairs, held, scored, order, first)
     if levels is not None:
-        # Before the members, which are not charged for what they share.
+        # Before the members, so that shared work is not counted in their time.
         with run.stage("levels"):
             for some in [fitted for fitted, _ in pairs] + [np.arange(n)] * rows.cross_fitted:
                 rows.columns(some, False)

@@ -244,7 +244,7 @@ class _Dates:
         self.names += [f"{name} missing"] if self.had_missing else []
 
     def _parts(self, dates: np.ndarray) -> dict[str, np.ndarray]:
-        """What could be told of dates none of which is missing."""
+        """The sentences for dates none of which is missing."""
         day = dates.astype("datetime64[D]")
         return {
             "days": (dates - self.first) / np.timedelta64(1, "D"),

@@ -145,7 +145,7 @@ def calibrated(
 
 
 def log_factor(squares: Float[np.ndarray, " m"]) -> float:
-    """The logarithm of the factor of variances that squared standardised errors ask for."""
+    """The logarithm of the factor of variances that fits squared standardised errors."""
     return float(np.log((_OWN_STD + squares.sum()) / (_OWN_STD + len(squares))))
 
 

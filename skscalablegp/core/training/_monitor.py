@@ -123,7 +123,7 @@ HISTORY = tuple(f.name for f in fields(TrainingStep) if f.name not in ("grad", "
 
 @dataclass
 class Monitor:
-    """Records every step, and ends the run if a callback asks for it or the time is spent.
+    """Records every step, and ends the run if a callback returns true or the time is spent.
 
     Parameters
     ----------
