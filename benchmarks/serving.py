@@ -3,6 +3,7 @@
 
     python benchmarks/serving.py --rows 2000 --models SVGPRegressor KISSGPRegressor
     python benchmarks/serving.py --part updates --rows 100000 --models NNGPRegressor
+    python benchmarks/serving.py --part files --rows 300000 --models NNGPRegressor
     python benchmarks/serving.py --part precision --rows 800
 
 The first part times one row and 1,000 rows, the mean alone and with its standard deviation, by
@@ -10,7 +11,9 @@ The first part times one row and 1,000 rows, the mean alone and with its standar
 installed), in microseconds a row.
 The second adds 100 rows by `partial_fit` and compares with the fit. Processor seconds of one
 thread; the median of repeated calls.
-The third computes the means of exact processes in single precision in several ways, and prints the
+The third saves the model, whole and compact, and compares the bytes of the files with those of the
+table of float64 numbers, rows and targets.
+The fourth computes the means of exact processes in single precision in several ways, and prints the
 largest error in standard deviations of the target.
 """
 
@@ -124,6 +127,25 @@ def updates(name, n):
     return line | {"update_seconds": round(update, 4), "times_faster": round(fit / update, 1)}
 
 
+def files(name, n):
+    import skscalablegp as sk
+
+    X, y = table(n, COLUMNS.get(name, 6))
+    model, line = made(name).fit(X, y), {"part": "files", "model": name, "rows": n}
+    line |= {"columns": X.shape[1], "table_bytes": X.nbytes + y.nbytes}
+    for what, compact in (("whole", False), ("compact", True)):
+        with tempfile.TemporaryDirectory() as folder:
+            path, begun = Path(folder) / "model.gp", time.process_time()
+            sk.save(model, path, compact=compact)
+            line |= {f"{what}_bytes": path.stat().st_size}
+            line |= {f"{what}_of_table": round(path.stat().st_size / line["table_bytes"], 4)}
+            line |= {f"{what}_seconds": round(time.process_time() - begun, 2)}
+            begun = time.process_time()
+            sk.load(path)
+            line |= {f"{what}_load_seconds": round(time.process_time() - begun, 2)}
+    return line
+
+
 def precision(noise, n):
     import numpy as np
 
@@ -169,7 +191,8 @@ def precision(noise, n):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parts = {"predictions": predictions, "updates": updates, "precision": precision}
+    parts = {"predictions": predictions, "updates": updates, "files": files}
+    parts |= {"precision": precision}
     parser.add_argument("--part", choices=[*parts], default="predictions")
     parser.add_argument("--models", nargs="+", default=MODELS)
     parser.add_argument("--rows", type=int, default=2000)

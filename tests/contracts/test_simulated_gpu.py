@@ -16,9 +16,11 @@ from contracts.estimator_contract import table
 from contracts.test_contract import ROWS
 from numpy.testing import assert_allclose
 from simulated import simulated
+from sklearn.base import is_classifier
 from sklearn.gaussian_process.kernels import Matern, WhiteKernel
+from sklearn.utils.validation import has_fit_parameter
 
-from skscalablegp import NNGPRegressor, load, save
+from skscalablegp import IterativeGPRegressor, NNGPRegressor, load, save
 
 pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
 
@@ -120,3 +122,73 @@ def test_neighbourhoods_are_factorised_at_once():
             counts.append((gpu.launches, sum(gpu.waits.values())))
     assert counts[0] == counts[1]
     assert counts[0][0]["linalg_cholesky_ex"] == 1
+
+
+def near(ours, theirs):
+    for one, other in zip(ours, theirs, strict=True):
+        if one.dtype.kind == "f":
+            assert_allclose(one, other, rtol=1e-4, atol=1e-6 * np.abs(other).max())
+        else:
+            assert (one == other).all()
+
+
+def answers(model, X):
+    """Without draws, which depend on a root of the covariance that is not unique."""
+    if is_classifier(model):
+        return [model.predict_proba(X)]
+    return model.predict(X, return_std=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "row", [row for row in METHODS if has_fit_parameter(row.estimator, "sample_weight")]
+)
+def test_weights_on_a_gpu(row):
+    X, y, X_new = table()
+    y, weights = row.target(y), np.arange(len(X)) % 3
+    found = {}
+    for device in ("cuda", "cpu"):
+        with simulated() as gpu:
+            model = method(row, device).fit(X, y, sample_weight=weights)
+            found[device] = answers(model, X_new)
+            assert bool(gpu.launches) == (device == "cuda")
+    near(found["cuda"], found["cpu"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "row", [row for row in METHODS if "checkpoint" in row.estimator.get_params()]
+)
+def test_a_killed_fit_goes_on_on_a_gpu(row, tmp_path):
+    """A checkpoint holds tensors of the device, and the fit goes on there."""
+    X, y, X_new = table()
+    y = row.target(y)
+
+    class Fault(Exception):
+        pass
+
+    def fault(step):
+        raise Fault
+
+    with simulated():
+        whole = method(row, "cuda").fit(X, y)
+        expected = row.everything(whole, X_new)
+        model = method(row, "cuda").set_params(checkpoint=tmp_path, callbacks=fault)
+        with pytest.raises(Fault):
+            model.fit(X, y)
+        again = method(row, "cuda").set_params(checkpoint=tmp_path).fit(X, y)
+        assert again.fit_report_.resumed > 0 and not [*tmp_path.iterdir()]
+        near(row.everything(again, X_new), expected)
+
+
+def test_a_function_without_noise_on_a_gpu():
+    """Training below the bound of the noise, and the comparison of its predictions."""
+    X, found = np.random.default_rng(0).random((120, 2)), {}
+    y = np.sin(4 * X[:, 0]) + X[:, 1] ** 2
+    for device in ("cuda", "cpu"):
+        with simulated() as gpu:
+            model = IterativeGPRegressor(device=device, random_state=0).fit(X, y)
+            found[device] = model.predict(X + 0.01, return_std=True)
+            assert bool(gpu.launches) == (device == "cuda")
+    assert model.kernel_.k2.noise_level < 1e-5
+    near(found["cuda"], found["cpu"])

@@ -108,9 +108,9 @@ class _IterativeGradient(GradientEstimator):
 
     def kept(self, state: GradientState) -> dict:
         found = {"preconditioner": kept_preconditioner(state.preconditioner), "probes": None}
-        if state.probes is None or not self.solver_warm_start:
+        if state.probes is None or state.previous is None or not self.solver_warm_start:
             return found
-        return found | {"probes": self.kept_probes(state), "previous": state.previous}
+        return found | {"probes": self.kept_probes(state), "previous": state.previous.cpu()}
 
     def resumed(self, problem: GPProblem, state: GradientState, kept: dict) -> GradientState:
         chosen = preconditioner_for(self.solver, self.preconditioner)
@@ -206,7 +206,7 @@ class StandardGradient(_IterativeGradient):
 
     def kept_probes(self, state: GradientState) -> list[Tensor]:
         z, u = state.probes
-        return [z] if z is u else [z, u]
+        return [z.cpu()] if z is u else [z.cpu(), u.cpu()]
 
     def resumed_probes(self, problem: GPProblem, kept: list[Tensor]) -> tuple[Tensor, Tensor]:
         moved = [part.to(problem.X.device) for part in kept]
