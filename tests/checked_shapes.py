@@ -23,8 +23,8 @@ in_every_call = jaxtyping.jaxtyped
 
 _counts: Counter[str] = Counter()
 _checks: dict = {}
-# In a forked process no checks are made anew: the lock of beartype, which another thread may have
-# held at the fork, would never be free there.
+# In a forked process no checks are made anew, which would take each rank a second. What only ranks
+# compute is compared with one process.
 _forked: list = []
 os.register_at_fork(after_in_child=lambda: _forked.append(True))
 

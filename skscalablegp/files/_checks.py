@@ -195,7 +195,7 @@ def _check_array(name: str, value: Any, dims: str | None, sizes: dict[str, int],
         value = np.asarray(value)
     if not isinstance(value, np.ndarray) or value.dtype.kind not in kind:
         raise ModelFileError(f"{name} is not an array of numbers of the right type")
-    if kind == "f" and not (np.abs(value) < _LARGEST_NUMBER).all():
+    if kind == "f" and not float(np.abs(value).max(initial=0.0)) < _LARGEST_NUMBER:
         raise ModelFileError(f"{name} contains NaN, infinity or numbers that no fit produces")
     if dims is None:
         return

@@ -5,6 +5,7 @@ import json
 import os
 import pickle
 import sys
+import warnings
 
 import numpy as np
 import pytest
@@ -150,6 +151,14 @@ class Warped(RBF):
 
 def halves(n_columns):
     return torch.nn.Sequential(torch.nn.Linear(n_columns, 4), torch.nn.Tanh())
+
+
+def test_single_precision_comes_back_without_a_warning(tmp_path):
+    model = IterativeGPRegressor(posterior="pathwise", solver="cg", dtype="float32", random_state=0)
+    save(model.fit(X, Y), tmp_path / "model")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert_same(model, load(tmp_path / "model"))
 
 
 def test_a_kernel_of_ones_own(registry, tmp_path):

@@ -1,4 +1,8 @@
-"""Ranks as processes of this machine, which talk over the loopback interface."""
+"""Ranks as processes of this machine, which talk over the loopback interface.
+
+They are forked from a process that has done nothing but import the package. A process of tests has
+threads and locks, and garbage whose removal waits for threads that a fork does not have.
+"""
 
 import faulthandler
 import multiprocessing
@@ -7,6 +11,8 @@ import pickle
 import socket
 import sys
 import traceback
+from contextlib import contextmanager
+from pathlib import Path
 
 import torch
 
@@ -28,18 +34,20 @@ def environment(rank, size, port):
 
 
 def launch(size, work, *args, seconds=SECONDS):
-    """Call ``work(*args)`` in forked processes; returns (exit code, answer) of each rank.
+    """Call ``work(*args)`` in several processes; returns (exit code, answer) of each rank.
 
-    The answer is what `work` returns, or the text of its error, for which the code is 3.
+    `work` is a function of a test's module, which the ranks import. The answer is what `work` returns, or the text of its error, for which the code is 3.
     """
-    context, port = multiprocessing.get_context("fork"), free_port()
+    context, port = multiprocessing.get_context("forkserver"), free_port()
+    context.set_forkserver_preload(["ready"])
     ends = [context.Pipe(False) for _ in range(size)]
     ranks = [
         context.Process(target=_begin, args=(environment(r, size, port), ends[r][1], work, args))
         for r in range(size)
     ]
-    for process in ranks:
-        process.start()
+    with _importable():
+        for process in ranks:
+            process.start()
     for _, there in ends:
         there.close()
     answers = [_answer(here, seconds) for here, _ in ends]
@@ -49,6 +57,21 @@ def launch(size, work, *args, seconds=SECONDS):
             process.kill()
             process.join()
     return [(process.exitcode, answer) for process, answer in zip(ranks, answers, strict=True)]
+
+
+@contextmanager
+def _importable():
+    """The modules beside this one and above it are found by the process that is forked."""
+    here, before = Path(__file__).parent, os.environ.get("PYTHONPATH")
+    folders = [str(here), str(here.parent), *sys.path, *([before] if before else [])]
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, folders))
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["PYTHONPATH"]
+        else:
+            os.environ["PYTHONPATH"] = before
 
 
 def _answer(end, seconds):
