@@ -36,7 +36,8 @@ def environment(rank, size, port):
 def launch(size, work, *args, seconds=SECONDS):
     """Call ``work(*args)`` in several processes; returns (exit code, answer) of each rank.
 
-    `work` is a function of a test's module, which the ranks import. The answer is what `work` returns, or the text of its error, for which the code is 3.
+    `work` is a function of a test's module, which the ranks import. The answer is what `work`
+    returns, or the text of its error, for which the code is 3.
     """
     context, port = multiprocessing.get_context("forkserver"), free_port()
     context.set_forkserver_preload(["ready"])
