@@ -42,12 +42,10 @@ class SSRFFRegressor(GPRegressorBase):
         means the exact process, trained by BFGS in far fewer steps.
     alpha : float or array-like of shape (n,), default=1e-10
         Known noise variance, added to the diagonal of the kernel matrix, in squared units of y, or
-        of the normalised target if normalize_y=True. The default is always relative to the target's
-        variance.
+        of the normalised target if normalize_y=True. The default is relative to the variance of y.
     normalize_y : bool or "auto", default="auto"
         Whether to subtract the target's mean and divide by its standard deviation before training.
-        "auto" does so unless a kernel is given, which is then taken as a prior for y in its own
-        units.
+        "auto" does so unless a kernel is given, which is then a prior for y in its own units.
     priors : dict of str to Prior, "auto" or None, default="auto"
         Prior distributions of hyperparameters, by name; training adds their log density to its
         objective. The values are objects from `skscalablegp.priors`. The keys are names from

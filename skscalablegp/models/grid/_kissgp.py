@@ -127,8 +127,7 @@ class KISSGPRegressor(GPRegressorBase):
         range.
     alpha : float or array-like of shape (n,), default=1e-10
         Known noise variance, added to the diagonal of the kernel matrix, in squared units of y, or
-        of the normalised target if normalize_y=True. The default is always relative to the target's
-        variance.
+        of the normalised target if normalize_y=True. The default is relative to the variance of y.
     normalize_y : bool or "auto", default="auto"
         Whether to subtract the target's mean and divide by its standard deviation before training.
         "auto" does so unless a kernel is given, which is then a prior for y in its own units.
@@ -196,8 +195,7 @@ class KISSGPRegressor(GPRegressorBase):
         for up to 50,000 rows and 0.03 for more.
     n_iter_no_change : int or None, default=5
         Number of steps or scores without progress after which training ends; None switches this
-        rule off. Only Adam uses this rule; a step without progress moves no log hyperparameter by
-        more than 1e-3.
+        rule off. Only Adam uses it: progress is a change of a log hyperparameter by more than 1e-3.
     extrapolation : {"extend", "error"}, default="extend"
         Treatment of rows outside the grid. "extend" continues the grid, with exact variances, at a
         cost of O(m r) per row; "error" raises a ValueError.

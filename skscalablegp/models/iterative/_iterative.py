@@ -45,12 +45,10 @@ class IterativeGPRegressor(SolvedGPRegressor):
         those without a compiled form are evaluated by their own NumPy code.
     alpha : float or array-like of shape (n,), default=1e-10
         Known noise variance, added to the diagonal of the kernel matrix, in squared units of y, or
-        of the normalised target if normalize_y=True. The default is always relative to the target's
-        variance.
+        of the normalised target if normalize_y=True. The default is relative to the variance of y.
     normalize_y : bool or "auto", default="auto"
         Whether to subtract the target's mean and divide by its standard deviation before training.
-        "auto" does so unless a kernel is given, which is then taken as a prior for y in its own
-        units.
+        "auto" does so unless a kernel is given, which is then a prior for y in its own units.
     priors : dict of str to Prior, "auto" or None, default="auto"
         Prior distributions of hyperparameters, by name; training adds their log density to its
         objective. The values are objects from `skscalablegp.priors`. The keys are names from
@@ -76,27 +74,25 @@ class IterativeGPRegressor(SolvedGPRegressor):
         Rows on which the hyperparameters are trained. "all" starts with the subsets and continues
         with all rows. "subsets" ends with the subsets, and leave-one-out errors give the scale of
         the kernel. "auto" is "subsets" from 8,000 to 50,000 rows on a CPU, unless a solver,
-        gradient, optimizer or subset_size is given. Tables too small for subsets are trained on all
-        rows in any case.
+        gradient, optimizer or subset_size is given. Small tables have no subsets.
     random_state : int, RandomState instance or None, default=None
         Seed for all random choices of a fit; None uses a new seed each time.
     solver : {"auto", "cholesky", "cg", "block_cg", "ap", "sgd", "sdd", "adasap"} or object, \
             default="auto"
-        Solver for the linear systems of a training step. "auto" chooses by the number of rows, from
-        measured times, and the choice is stored in `solver_`. "block_cg" shares search directions
-        among the right-hand sides and needs the fewest epochs. "ap" and "adasap" read blocks of
-        rows and give the best results with small budgets.
+        Solver for the linear systems of a training step. "auto" chooses by the number of rows;
+        `solver_` has the choice. "block_cg" shares search directions among the right-hand sides and
+        needs the fewest epochs. "ap" and "adasap" read blocks of rows and give the best results
+        with small budgets.
     preconditioner : {"auto", "pivoted_cholesky", "rpcholesky", "nystrom"}, object or None, \
             default="auto"
         Preconditioner of the iterative linear solver. "auto" is randomly pivoted Cholesky of rank
-        200 for solvers given as "cg" or "block_cg"; a solver object keeps its own. It has no effect
-        on solvers that take none.
+        200 for solvers given as "cg" or "block_cg"; a solver object keeps its own.
     gradient : {"auto", "exact", "standard", "pathwise"} or object, default="auto"
         Estimator of the gradient of the log marginal likelihood. "auto" is "exact" if the matrix is
         factorised. Otherwise it is "pathwise" if predictions use its samples, and "standard" with
         probes drawn from the preconditioner's covariance if they do not; without a preconditioner
         and up to 3,000 rows it is "pathwise" with exact samples. The solver, probes and tolerance
-        of a gradient object apply to the whole fit, and other parameters must not contradict them.
+        of a gradient object apply to the whole fit.
     posterior : {"auto", "exact", "neighbors", "pathwise", "solve"}, default="auto"
         Method that computes predictive variances. "exact" is one Cholesky factorisation.
         "neighbors" computes a variance from the 256 training rows with the largest covariances; it
@@ -141,8 +137,7 @@ class IterativeGPRegressor(SolvedGPRegressor):
         up to 50,000 rows and 0.03 above.
     n_iter_no_change : int or None, default=5
         Number of steps or scores without progress after which training ends; None switches this
-        rule off. Only Adam uses this rule; a step without progress moves no log hyperparameter by
-        more than 1e-3.
+        rule off. Only Adam uses it: progress is a change of a log hyperparameter by more than 1e-3.
     subset_size : int, "auto" or None, default="auto"
         Number of rows in the exact fit from which training starts. "auto" is 2,000 for tables of
         more than 3,000 rows, several subsets of up to 6,000 rows where subsets alone are trained,
@@ -158,7 +153,7 @@ class IterativeGPRegressor(SolvedGPRegressor):
         own operations on one tile after another. "compiled" lets ``torch.compile`` fuse them, which
         takes seconds to minutes once for each form of a kernel. "keops" needs pykeops and a C++
         compiler. "auto" is "compiled" on a CUDA device for which torch has a compiler, and "tiles"
-        otherwise. Kernels that cannot be compiled are computed in tiles.
+        otherwise, and for kernels that cannot be compiled.
     training_max_epochs : float, "auto" or None, default="auto"
         Budget of all linear solves during training on all rows, in solver epochs; None sets no
         limit. "auto" is 600 if a subset has given the curvature and `max_iter` is "auto" too, and

@@ -67,12 +67,10 @@ class RRCGRegressor(SolvedGPRegressor):
         changed. "fixed" is plain truncated conjugate gradients, for comparison.
     alpha : float or array-like of shape (n,), default=1e-10
         Known noise variance, added to the diagonal of the kernel matrix, in squared units of y, or
-        of the normalised target if normalize_y=True. The default is always relative to the target's
-        variance.
+        of the normalised target if normalize_y=True. The default is relative to the variance of y.
     normalize_y : bool or "auto", default="auto"
         Whether to subtract the target's mean and divide by its standard deviation before training.
-        "auto" does so unless a kernel is given, which is then taken as a prior for y in its own
-        units.
+        "auto" does so unless a kernel is given, which is then a prior for y in its own units.
     priors : dict of str to Prior, "auto" or None, default="auto"
         Prior distributions of hyperparameters, by name; training adds their log density to its
         objective. The values are objects from `skscalablegp.priors`. The keys are names from
@@ -144,8 +142,7 @@ class RRCGRegressor(SolvedGPRegressor):
         up to 50,000 rows and 0.03 above.
     n_iter_no_change : int or None, default=5
         Number of steps or scores without progress after which training ends; None switches this
-        rule off. Only Adam uses this rule; a step without progress moves no log hyperparameter by
-        more than 1e-3.
+        rule off. Only Adam uses it: progress is a change of a log hyperparameter by more than 1e-3.
     subset_size : int, "auto" or None, default="auto"
         Number of rows in the exact fit from which training starts. "auto" is 2,000 for tables of
         more than 3,000 rows, as in :class:`IterativeGPRegressor`. None starts at the
