@@ -135,7 +135,7 @@ ESTIMATORS = {
 def fitted(name, in_context=True, **parameters):
     """Fit and predict; returns numbers to compare, a hash of the fitted attributes and bytes."""
     X, y = table()
-    model = ESTIMATORS[name].set_params(random_state=0, n_probes=8, **parameters)
+    model = clone(ESTIMATORS[name]).set_params(random_state=0, n_probes=8, **parameters)
 
     def answer():
         model.fit(X, y)
