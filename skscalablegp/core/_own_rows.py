@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import reduce
 from operator import add
@@ -57,10 +58,7 @@ def read_own_rows(model: Any, run: Any, ranks: Ranks) -> SharedTable:
     ValueError
         At all ranks, for arguments that one of them refuses, with its number, and for weights.
     """
-    raw = Parts.read(ranks, _read)
-    for rank, kind in enumerate(raw.each(_kind)):
-        if kind != (first := _kind(raw.own)):
-            raise ValueError(f"The rows of rank {rank} have {kind}, and those of rank 0 {first}.")
+    raw = read_parts(ranks, _read)
     known = raw.own.noise_variance
     model._noise_given = known is not None
     n = sum(raw.sizes)
@@ -72,8 +70,23 @@ def read_own_rows(model: Any, run: Any, ranks: Ranks) -> SharedTable:
     return SharedTable.of(raw.derived(_scaled, *scales))
 
 
+def read_parts(ranks: Ranks, read: Callable[[Call], RawRows]) -> Parts:
+    """The arguments of all ranks, which are of the same kind.
+
+    Raises
+    ------
+    ValueError
+        At all ranks, with the number of the rank whose arguments are refused.
+    """
+    raw = Parts.read(ranks, read)
+    for rank, kind in enumerate(raw.each(_kind)):
+        if kind != (first := _kind(raw.own)):
+            raise ValueError(f"The rows of rank {rank} have {kind}, and those of rank 0 {first}.")
+    return raw
+
+
 @dataclass(frozen=True, eq=False)
-class _Raw:
+class RawRows:
     """The validated arguments of one rank."""
 
     model: Any
@@ -85,32 +98,37 @@ class _Raw:
         return len(self.X)
 
 
-def _read(call: Call) -> _Raw:
+def given_rows(call: Call) -> dict[str, Any]:
+    """The arguments of a fit by name; raises a ValueError for weights."""
     given = inspect.signature(call.method).bind(call.estimator, *call.args, **call.kwargs).arguments
-    model = call.estimator
     if given.get("sample_weight") is not None:
         raise ValueError("sample_weight needs all rows in one process: use rows='replicated'.")
+    return dict(given)
+
+
+def _read(call: Call) -> RawRows:
+    given, model = given_rows(call), call.estimator
     accepted = model._accepted_rows(model.kernel)
     X, y = validated(model, given["X"], given["y"], multi_output=True, y_numeric=True, **accepted)
     check_n_targets(model.n_targets, y)
     known = check_noise_variance(given.get("noise_variance"), len(X), y[:1].size)
-    return _Raw(model, X, y.astype(np.float64), known)
+    return RawRows(model, X, y.astype(np.float64), known)
 
 
-def _kind(raw: _Raw) -> str:
+def _kind(raw: RawRows) -> str:
     known = "no noise_variance" if raw.noise_variance is None else "a noise_variance"
     return f"{raw.X.shape[1]} columns, targets of shape (n, {raw.y[:1].size}) and {known}"
 
 
-def _targets(raw: _Raw, rows: np.ndarray) -> np.ndarray:
+def _targets(raw: RawRows, rows: np.ndarray) -> np.ndarray:
     return raw.y[rows]
 
 
-def _target_moments(raw: _Raw) -> Moments:
+def _target_moments(raw: RawRows) -> Moments:
     return Moments.of(raw.y.reshape(len(raw.y), -1))
 
 
-def _scaled(raw: _Raw, y_mean: np.ndarray, y_std: np.ndarray) -> Table:
+def _scaled(raw: RawRows, y_mean: np.ndarray, y_std: np.ndarray) -> Table:
     def alpha(std: np.ndarray) -> np.ndarray:
         return raw.model._own_noise(len(raw.X), np.ones(1)) / raw.model._own_unit(std)
 

@@ -38,8 +38,8 @@ def distribute(timeout: float = 30.0, rows: str = "replicated") -> Iterator[Rank
         Which rows each rank passes to a fit. "replicated": all rows of the table, hashes of which
         are compared. "own": different rows at each rank; the table consists of the rows of all
         ranks, in the order of the ranks. Only estimators that need rows through sums accept this:
-        `RFFRegressor`, `SGPRRegressor` and `KISSGPRegressor`. The fitted model then has no training
-        rows, and a prediction inside the context is that of one rank.
+        `RFFRegressor`, `SGPRRegressor`, `SVGPRegressor` and `KISSGPRegressor`. The fitted model
+        then has no training rows, and a prediction inside the context is that of one rank.
 
     Yields
     ------
@@ -71,7 +71,8 @@ def distribute(timeout: float = 30.0, rows: str = "replicated") -> Iterator[Rank
     With ``rows="own"``, each pass over the rows sends a few m x m matrices, for m features or
     inducing points, between rank 0 and each other rank; for a grid, its sums are sent once. Rows
     are sent only if a method needs a few thousand of them, for example to choose the starting
-    hyperparameters. Equal rows are not merged.
+    hyperparameters. Equal rows are not merged, which does not change the likelihood, but changes
+    which rows are drawn at random.
 
     Examples
     --------

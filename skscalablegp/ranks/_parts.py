@@ -66,6 +66,21 @@ class Parts:
         """The sums over ranks of the tensors ``work(part, *args, *tensors)``, by one reduction."""
         return self.ranks.together(_total, self._number, work, args, tensors=tensors)
 
+    def total_of(
+        self,
+        rows: Tensor,
+        work: Callable[..., tuple[Tensor, ...]],
+        *args: Any,
+        tensors: Sequence[Tensor] = (),
+    ) -> tuple[Tensor, ...]:
+        """The sums over ranks of ``work(part, own, *args, *tensors)`` for rows by number.
+
+        `own` are the numbers within the part, of which there may be none.
+        """
+        ends, wanted = [0, *accumulate(self.sizes)], rows.cpu()
+        given = self._number, work, args, ends
+        return self.ranks.together(_total_of, *given, tensors=[wanted, *tensors])
+
     def each(
         self, work: Callable[..., Any], *args: Any, tensors: Sequence[Tensor] = ()
     ) -> list[Any]:
@@ -125,7 +140,23 @@ def _derive(
 def _total(
     ranks: Ranks, number: int, work: Callable, args: tuple, *tensors: Tensor
 ) -> tuple[Tensor, ...]:
-    found = work(_own(ranks, number), *args, *tensors)
+    return _summed(ranks, work(_own(ranks, number), *args, *tensors))
+
+
+def _total_of(  # noqa: PLR0913 (a task of rows)
+    ranks: Ranks,
+    number: int,
+    work: Callable,
+    args: tuple,
+    ends: list[int],
+    wanted: Tensor,
+    *tensors: Tensor,
+) -> tuple[Tensor, ...]:
+    mine = _numbers_within(ranks, ends, wanted)
+    return _summed(ranks, work(_own(ranks, number), mine, *args, *tensors))
+
+
+def _summed(ranks: Ranks, found: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     flat = ranks.total(torch.cat([part.reshape(-1) for part in found]))
     pieces = flat.split([part.numel() for part in found])
     return tuple(piece.view_as(part) for piece, part in zip(pieces, found, strict=True))
@@ -138,10 +169,15 @@ def _each(ranks: Ranks, number: int, work: Callable, args: tuple, *tensors: Tens
 def _picked(
     ranks: Ranks, number: int, work: Callable, ends: list[int], wanted: Tensor
 ) -> list[Any]:
+    mine = _numbers_within(ranks, ends, wanted)
+    return _gathered(ranks, work(_own(ranks, number), mine) if len(mine) else None)
+
+
+def _numbers_within(ranks: Ranks, ends: list[int], wanted: Tensor) -> np.ndarray:
+    """Those of the rows by number that this rank has, as numbers within its part."""
     begin, end = ends[ranks.rank : ranks.rank + 2]
     rows = wanted.cpu().numpy()
-    mine = rows[(rows >= begin) & (rows < end)] - begin
-    return _gathered(ranks, work(_own(ranks, number), mine) if len(mine) else None)
+    return rows[(rows >= begin) & (rows < end)] - begin
 
 
 def _gathered(ranks: Ranks, answer: Any) -> list[Any]:

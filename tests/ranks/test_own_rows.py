@@ -9,6 +9,7 @@ import pandas as pd
 import pytest
 from ranks.launched import launch
 from sklearn.base import clone
+from sklearn.gaussian_process.kernels import RBF, ConstantKernel, WhiteKernel
 
 from skscalablegp import (
     IterativeGPRegressor,
@@ -17,6 +18,7 @@ from skscalablegp import (
     RFFRegressor,
     SGPRRegressor,
     SSRFFRegressor,
+    SVGPRegressor,
     distribute,
 )
 from skscalablegp.ranks import leading
@@ -35,9 +37,20 @@ ESTIMATORS = {
     "all points": SGPRRegressor(n_inducing=1501, optimizer=None, **COMMON),
     "grid": KISSGPRegressor(grid_size=10, max_iter=3, **COMMON),
     "grids of columns": KISSGPRegressor(grid_size=30, structure="additive", max_iter=3, **COMMON),
+    "batches": SVGPRegressor(n_inducing=30, max_iter=12, batch_size=400, **COMMON),
+    "robust batches": SVGPRegressor(
+        n_inducing=20, max_iter=6, batch_size=400, likelihood="student_t", **COMMON
+    ),
+    "steps of all rows": SVGPRegressor(
+        n_inducing=20, max_iter=4, batch_size=4000, inducing="random", **COMMON
+    ),
+    "steps by Adam": SVGPRegressor(
+        n_inducing=20, max_iter=6, variational_optimizer="adam", dtype="float64", **COMMON
+    ),
     "few rows": RFFRegressor(optimizer=None),
+    "few rows in batches": SVGPRegressor(optimizer=None),
 }
-QUICK = ("features", "points", "grids of columns")
+QUICK = ("features", "points", "grids of columns", "batches")
 
 
 def table(n=1501, d=3, seed=0):
@@ -107,15 +120,60 @@ def assert_same_fits(size, name, targets):
         *(
             pytest.param(*case, marks=pytest.mark.slow)
             for case in [
-                *((3, name, 1) for name in QUICK),
+                *((3, name, 1) for name in (*QUICK, "robust batches")),
                 *((2, name, 2) for name in QUICK),
-                *((2, name, 1) for name in ESTIMATORS if name not in QUICK),
+                *((2, name, 1) for name in ESTIMATORS if name not in (*QUICK, "robust batches")),
             ]
         ),
     ],
 )
 def test_fit_of_rows_at_several_ranks_is_that_of_one_process(size, name, targets):
     assert_same_fits(size, name, targets)
+
+
+# ---------------------------------------------------------------- equal rows
+
+POINTS = table(n=40, seed=1)[0]
+GIVEN = ConstantKernel(1.5) * RBF([1.0, 15.0, 0.2]) + WhiteKernel(0.1)
+UNTRAINED = {
+    "features": RFFRegressor(GIVEN, n_components=60, optimizer=None, **COMMON),
+    "points": SGPRRegressor(GIVEN, inducing=POINTS, optimizer=None, **COMMON),
+    "batches": SVGPRegressor(GIVEN, inducing=POINTS, optimizer=None, **COMMON),
+    "grids of columns": KISSGPRegressor(
+        GIVEN, grid_size=30, structure="additive", optimizer=None, **COMMON
+    ),
+}
+
+
+def repeated_table():
+    """Rows 100 to 299 once more at the end, with the same and with other targets."""
+    X, y, _ = table()
+    again = np.concatenate([y[100:200], y[200:300] + 0.5])
+    return np.concatenate([X, X[100:300]]), np.concatenate([y, again])
+
+
+def fitted_with_repeats(name):
+    model, (X, y) = clone(UNTRAINED[name]), repeated_table()
+    warnings.simplefilter("ignore")
+    with distribute(rows="own"):
+        model.fit(*own(X, y))
+    return np.concatenate(model.predict(X[:100], return_std=True))
+
+
+@pytest.mark.parametrize(
+    "name", ["features", *(pytest.param(k, marks=pytest.mark.slow) for k in [*UNTRAINED][1:])]
+)
+def test_equal_rows_of_two_ranks_count_as_in_one_process(name):
+    """One process merges them, which does not change the likelihood."""
+    answers = launch(2, fitted_with_repeats, name)
+    assert [code for code, _ in answers] == [0, 0], answers
+    X, y = repeated_table()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        alone = clone(UNTRAINED[name]).fit(X, y)
+    expected = np.concatenate(alone.predict(X[:100], return_std=True))
+    for _, numbers in answers:
+        np.testing.assert_allclose(numbers, expected, rtol=0, atol=1e-6)
 
 
 # ---------------------------------------------------------------- what travels
@@ -147,17 +205,22 @@ def step_bytes(model, n):
 
 
 @pytest.mark.parametrize("n", [1501, pytest.param(2700, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("name", ["features", pytest.param("points", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "name", ["features", *(pytest.param(k, marks=pytest.mark.slow) for k in ("points", "batches"))]
+)
 def test_sums_of_the_number_of_functions_travel_and_no_rows(name, n):
     """The bytes of a step do not depend on the number of rows."""
     model = clone(ESTIMATORS[name]).set_params(optimizer="adam", max_iter=4)
-    model.set_params(n_iter_no_change=None)
+    if name != "batches":
+        model.set_params(n_iter_no_change=None)
     answers = launch(2, step_bytes, model, n)
     assert [code for code, _ in answers] == [0, 0], answers
     sent, m, p = answers[0][1]
     d, square = 3, m * m
     if name == "features":
         to_0, to_others = square + m + 2 + p, 2 * p + square + m
+    elif name == "batches":
+        to_0, to_others = square + 2 * m + p + m * d, square + m + p + m * d + 1 + 400
     else:
         to_0, to_others = square + m + 5 + p + m * d, 2 * (p + m * d) + 3 * square + m
     assert {rank_1 for _, rank_1 in sent} == {8 * to_0}

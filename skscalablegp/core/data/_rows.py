@@ -337,7 +337,17 @@ class RowSource:
 
     def shuffled(self, batch_size: int, generator: Generator) -> Iterator[Tensor]:
         """Row numbers of an endless sequence of full batches, without replacement in an epoch."""
-        return _Shuffled(len(self), min(batch_size, len(self)), generator)
+        return shuffled(len(self), batch_size, generator)
+
+    @property
+    def most_noise(self) -> float:
+        """The largest known noise variance."""
+        return 0.0 if self.noise is None else float(np.max(self.noise, initial=0.0))
+
+
+def shuffled(n: int, batch_size: int, generator: Generator) -> Iterator[Tensor]:
+    """Numbers of n rows in an endless sequence of full batches, as `RowSource.shuffled`."""
+    return _Shuffled(n, min(batch_size, n), generator)
 
 
 class _Shuffled(Iterator[Tensor]):

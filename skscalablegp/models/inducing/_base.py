@@ -18,6 +18,7 @@ from ...core import (
     KNOWN_NOISE,
     MOST_STEPS,
     FitRun,
+    SharedSource,
     StageSettings,
     asked_once,
     below_the_noise_bound,
@@ -100,23 +101,24 @@ class SparseMixin:
 
     def _prepare(
         self,
-        source: RowSource,
+        source: RowSource | SharedSource,
         likelihood: Likelihood,
         n_outputs: int,
         run: FitRun,
         counts: np.ndarray | None = None,
+        rows_of: Callable[..., SparseRows] = SparseRows.of,
     ) -> SparseTraining:
         """The model, the plan and the rows in the model's units, before any work.
 
-        `counts` are the weights of the rows.
+        `counts` are the weights of the rows; `rows_of` makes the rows of their source.
         """
-        (n, d), scaling = source.X.shape, source.scaling
+        n, d, scaling = len(source), source.X.shape[1], source.scaling
         network = self._new_network(source.X, scaling)
         targets = torch.as_tensor((source.Y - scaling.y_mean) / scaling.y_scale)
         unit = target_unit(likelihood.start_targets(targets).numpy())
         kernel, inputs = self._kernel_and_scaling(source.X, scaling, network, unit, likelihood)
         width = d if network is None else network.n_features
-        noisy = likelihood.conjugate and float(np.max(source.noise, initial=0.0)) < KNOWN_NOISE
+        noisy = likelihood.conjugate and source.most_noise < KNOWN_NOISE
         priors = self._priors(kernel, (n, width), noisy and network is None, run)
         compiled = compile_kernel(kernel, width, priors=priors)
         machine = run.machine
@@ -124,7 +126,7 @@ class SparseMixin:
         plan = plan_batches(self, model, n, d, self._most_points(n_outputs))
         run.follow(plan)
         source = replace(source, scaling=inputs, dtype=plan.precision).resident()
-        rows = SparseRows.of(source, counts)
+        rows = rows_of(source, counts)
         self._check_rows(model, rows)
         weights = [] if network is None else network.initial(run.generator, plan.precision)
         replaced = f"{exact_summary(n)}: " if plan.whole else ""
@@ -199,7 +201,7 @@ class SparseMixin:
         n_steps = 0
         if not (training.plan.whole or run.stopped or stepper.settled):
             n_steps, reason = train_batches(stepper, run)
-            known = float(training.rows.noise.max()) >= KNOWN_NOISE
+            known = training.rows.noise_range()[1] >= KNOWN_NOISE
             # The density of held-out rows does not contain a user's priors.
             free = noise and stepper.belief.closed and not training.model.kernel.log_prior
             if free and not (known or run.stopped):
@@ -319,7 +321,7 @@ class SparseMixin:
 
     def _keep(self, training: SparseTraining, fit: SparseFit) -> None:
         """Set the fitted attributes."""
-        model, scaling = training.model, training.rows.source.scaling
+        model, scaling = training.model, training.rows.scaling
         self._keep_scaling(scaling)
         self.kernel_ = model.kernel.to_sklearn(fit.theta.cpu())
         self.likelihood_ = model.likelihood

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,14 +11,22 @@ import numpy as np
 import torch
 from torch import Generator, Tensor
 
-from ...core.data import RowSource
+from ..._validation import check_duplicates
+from ...core.data import RowSource, Scaling, far_rows
 from ...core.likelihoods import Likelihood
 from ...core.training import Stepper, TensorAdam
 from ...features import Network
 from ...kernels import TorchKernel
 from ...linalg.gradients import GPProblem, Repeats
 from ._beliefs import AdamSteps, MovingBelief, NaturalSteps
-from ._bound import KernelValues, NaturalBelief, WhitenedBelief, Whitening, variational_bound
+from ._bound import (
+    KernelValues,
+    NaturalBelief,
+    RowStatistics,
+    WhitenedBelief,
+    Whitening,
+    variational_bound,
+)
 from ._collapsed import BlocksHere, collapsed_bound, left_out_scales
 
 # Rows of a score, and rows that a pass over the data holds in memory at a time.
@@ -97,6 +105,10 @@ class SparseRows:
     noise: Tensor
     repeats: Repeats | None = None
 
+    @property
+    def scaling(self) -> Scaling:
+        return self.source.scaling
+
     @classmethod
     def of(cls, source: RowSource, counts: np.ndarray | None = None) -> SparseRows:
         """The rows of a source with the variances that it has."""
@@ -121,6 +133,33 @@ class SparseRows:
         X, own, noise, *repeats = self.take(index)
         Y = own if Y is None else Y
         return GPProblem(kernel, X, Y, noise, repeats=repeats[0] if repeats else None)
+
+    def stepper(self, model: SparseModel, *begin: Any) -> SparseStepper:
+        """Training on these rows, from the further arguments of the class."""
+        return SparseStepper(model, self, *begin)
+
+    def noise_range(self) -> tuple[float, float]:
+        """The smallest and the largest known noise variance."""
+        return float(self.noise.min()), float(self.noise.max())
+
+    def check_separable(self, white: Tensor) -> None:
+        """Raise a ValueError for equal rows whose noise, with this white noise, is zero."""
+        counts = None if self.repeats is None else self.repeats.counts.cpu().numpy()
+        total = self.noise.double() + white
+        check_duplicates(self.source.X, total.cpu().numpy(), counts)
+
+    def far(self) -> np.ndarray:
+        """Numbers of the rows with an entry far from those of other rows."""
+        return far_rows(self.source.X)
+
+    def shuffled(self, batch_size: int, generator: Generator) -> Iterator[Tensor]:
+        """Numbers of the rows of batches, without end."""
+        return self.source.shuffled(batch_size, generator)
+
+    def total(
+        self, work: Callable[..., tuple[Tensor, ...]], *args: Any, tensors: Sequence[Tensor] = ()
+    ) -> tuple[Tensor, ...]:
+        return work(self.blocks, *args, *tensors)
 
     def blocks(self) -> Iterator[tuple[Any, ...]]:
         for start in range(0, len(self), _BLOCK_ROWS):
@@ -186,7 +225,7 @@ class SparseStepper(Stepper):
             )
         )
         self._adam = self._optimizer()
-        self._batches = rows.source.shuffled(settings.batch_size, generator)
+        self._batches = rows.shuffled(settings.batch_size, generator)
         order = torch.randperm(len(rows), generator=generator)[:_SCORE_ROWS]
         self._scored = rows.take(order.sort().values)
 
@@ -244,26 +283,33 @@ class SparseStepper(Stepper):
 
     def step(self) -> None:
         try:
-            self._step(self.rows.take(next(self._batches)))
+            self._step(next(self._batches))
         except torch.linalg.LinAlgError:
             # A score of NaN makes the driver return to the best state.
             with torch.no_grad():
                 self._points.fill_(math.nan)
 
-    def _step(self, batch: tuple[Any, ...]) -> None:
-        n, b = len(self.rows), len(batch[0])
+    def _step(self, batch: Tensor) -> None:
+        n, b = len(self.rows), len(batch)
         trains = self._adam is not None
         if trains and b >= n and self.belief.closed:
             # With the optimal belief for these hyperparameters, the gradient is that of the
             # collapsed bound. With the last step's belief, they would hardly move.
-            with torch.no_grad():
-                self.belief.step(self._evaluate(batch, 1.0, False)[1].rows, n, self.n_steps)
-        with torch.set_grad_enabled(trains):
-            K, bound = self._evaluate(batch, n / b, trains)
-        self.belief.step(bound.rows, n, self.n_steps)
+            self.belief.step(self._batch_sums(batch, 1.0, False), n, self.n_steps)
+        self.belief.step(self._batch_sums(batch, n / b, trains), n, self.n_steps)
         self.n_steps += 1
         if trains:
-            self._move_hyperparameters(K, bound.grad, n)
+            self._move_hyperparameters(n)
+
+    def _batch_sums(self, batch: Tensor, weight: float, eval_gradient: bool) -> RowStatistics:
+        """The statistics of some rows; the gradient per row, if asked for, becomes the leaves'."""
+        with torch.set_grad_enabled(eval_gradient):
+            K, bound = self._evaluate(self.rows.take(batch), weight, eval_gradient)
+        if eval_gradient:
+            self._adam.zero_grad()
+            n = len(self.rows)
+            K.backward(replace(bound.grad, **{k: v / n for k, v in vars(bound.grad).items()}))
+        return bound.rows
 
     def rescale(self) -> None:
         """Set the default kernel's variance and its noise by held-out rows.
@@ -273,9 +319,7 @@ class SparseStepper(Stepper):
         theta, Z, rows = self._theta.detach(), self.Z.detach(), self.rows
         n = len(rows)
         chosen = torch.randperm(n, generator=self.generator)[:_SCALED_ROWS].sort().values
-        scales = left_out_scales(
-            self.model.kernel, theta, Z, BlocksHere(rows.blocks), rows.take(chosen)
-        )
+        scales = left_out_scales(self.model.kernel, theta, Z, rows, rows.take(chosen))
         with torch.no_grad():
             # The first hyperparameter is the prior variance, the last one the noise.
             self._theta[[0, -1]] += torch.tensor(scales, dtype=torch.float64).log().to(self._theta)
@@ -304,21 +348,25 @@ class SparseStepper(Stepper):
                 for X, *rest in self.rows.blocks():
                     yield model.features(weights, X), *rest
 
-            best = collapsed_bound(model.kernel, theta, Z, BlocksHere(blocks))
+            rows = self.rows if model.network is None else BlocksHere(blocks)
+            best = collapsed_bound(model.kernel, theta, Z, rows)
             belief = best.belief.whitened()
             return SparseFit(theta, Z, weights, belief, best.value, best.white.jitter)
         belief, white = self.belief.whitened(), Whitening.at(model.kernel, theta, Z)
-        value = -belief.divergence()
-        for batch in self.rows.blocks():
-            value += self._evaluate(batch, 1.0, False, white, True)[1].value + belief.divergence()
+        value = self._expected(white) - belief.divergence()
         return SparseFit(theta, Z, weights, belief, value, white.jitter)
 
-    def _move_hyperparameters(self, K: KernelValues, grad: Any, n: int) -> None:
+    def _expected(self, white: Whitening) -> float:
+        """The expected log likelihood of all rows."""
+        total, divergence = 0.0, self.belief.whitened().divergence()
+        for batch in self.rows.blocks():
+            total += self._evaluate(batch, 1.0, False, white, True)[1].value + divergence
+        return total
+
+    def _move_hyperparameters(self, n: int) -> None:
         done = self.n_steps / max(self.settings.max_iter, 1)
         factor = max(0.5 * (1 + math.cos(math.pi * min(done, 1.0))), 0.02)
         factor *= min(1.0, self.n_steps / _WARM_UP)
-        self._adam.zero_grad()
-        K.backward(replace(grad, **{k: v / n for k, v in vars(grad).items()}))
         if self.model.kernel.log_prior:
             slope = self.model.kernel.log_prior(self.theta())[1]
             self._theta.grad.sub_(torch.as_tensor(slope / n).to(self._theta))

@@ -8,13 +8,20 @@ from __future__ import annotations
 import torch
 
 from ..._compat import fit_context
-from ..._validation import check_duplicates
-from ...core import FitRun, MinibatchGPRegressorBase, input_scaling
+from ...core import (
+    FitRun,
+    MinibatchGPRegressorBase,
+    input_scaling,
+    own_rows,
+    read_own_source,
+)
 from ...core.data import RowSource
-from ...core.likelihoods import resolve_likelihood, shares_covariance
+from ...core.likelihoods import Likelihood, resolve_likelihood, shares_covariance
 from ...core.posteriors import Posterior, observed
+from ...ranks import Ranks
 from ._base import SparseMixin
 from ._collapsed import check_noise as check_positive
+from ._own_rows import SharedRows
 
 
 class SVGPRegressor(SparseMixin, MinibatchGPRegressorBase):
@@ -178,6 +185,7 @@ class SVGPRegressor(SparseMixin, MinibatchGPRegressorBase):
     """
 
     _robust_likelihood = "student_t"
+    _sums_rows = True
 
     def __init__(  # noqa: PLR0913 (one for each setting)
         self,
@@ -244,13 +252,16 @@ class SVGPRegressor(SparseMixin, MinibatchGPRegressorBase):
             If the work would not fit into memory; raised before it starts.
         """
         with FitRun(self) as run:
+            ranks = own_rows()
+            if ranks is not None:
+                self._fit_own_rows(run, ranks)
+                return self
             X, Y = self._read_rows(X, y)
             X, Y, noise_variance, alpha, counts = self._read_merged(
                 X, Y, noise_variance, sample_weight
             )
             t = Y.shape[1]
-            asked = self.normalize_y not in ("auto", False)
-            likelihood = resolve_likelihood(self.likelihood, t, normalize_y=asked)
+            likelihood = self._resolved_likelihood(t)
             normalize = run.normalizes(Y, likelihood.additive)
             shared = self._shares_scale(noise_variance)
             scaling = input_scaling(X, Y, normalize, shared, likelihood.heavy_tails, counts)
@@ -310,6 +321,24 @@ class SVGPRegressor(SparseMixin, MinibatchGPRegressorBase):
             self._absorb(source, t, run, counts)
         return self
 
+    def _resolved_likelihood(self, t: int) -> Likelihood:
+        asked = self.normalize_y not in ("auto", False)
+        return resolve_likelihood(self.likelihood, t, normalize_y=asked)
+
+    def _fit_own_rows(self, run: FitRun, ranks: Ranks) -> None:
+        """Fit to rows of which each rank has its own."""
+        if self.feature_extractor is not None:
+            raise ValueError(
+                "feature_extractor needs all rows in one process: use "
+                "distribute(rows='replicated')."
+            )
+        device = run.machine.device
+        source = read_own_source(self, ranks, run, self._resolved_likelihood, device)
+        given = source, source.likelihood, source.Y.shape[1], run
+        training = self._prepare(*given, rows_of=SharedRows.shared_of)
+        run.begin(source.X, source.Y, n_rows=len(source))
+        self._train(training, run)
+
     def __sklearn_tags__(self):
         tags = super().__sklearn_tags__()
         tags.target_tags.multi_output = shares_covariance(self.likelihood)
@@ -324,11 +353,11 @@ class SVGPRegressor(SparseMixin, MinibatchGPRegressorBase):
             x = x.new_zeros(1, model.network.n_features)
         with torch.no_grad():
             # White noise is the same for all rows, except in a few unusual products of kernels.
-            total = rows.noise.double() + model.kernel.noise(model.kernel.theta0, x)
-        if model.likelihood.additive and bool((total <= 0).any()):
-            counts = None if rows.repeats is None else rows.repeats.counts.cpu().numpy()
-            check_duplicates(rows.source.X, total.cpu().numpy(), counts)
-            check_positive(total)
+            white = model.kernel.noise(model.kernel.theta0, x)
+        least = rows.noise_range()[0] + white
+        if model.likelihood.additive and bool((least <= 0).any()):
+            rows.check_separable(white)
+            check_positive(least)
 
     def _build_posterior(self) -> Posterior:
         return observed(super()._build_posterior(), self.likelihood_)

@@ -11,7 +11,7 @@ import torch
 from torch import Generator, Tensor
 
 from ...core import FitRun, candidates, random_rows, select_inducing
-from ...core.data import column_spread, far_rows
+from ...core.data import column_spread
 from ...core.training import TrainingStep, train_steps
 from ...kernels import TorchKernel
 from ._bound import NaturalBelief, WhitenedBelief, Whitening, variational_bound
@@ -102,8 +102,7 @@ def choose_points(
     if not isinstance(settings.inducing, str):
         Z = torch.as_tensor(settings.inducing).to(rows.noise)
     else:
-        far = far_rows(rows.source.X)
-        Z = rows.take(candidates(len(rows), far, settings.n_inducing, generator))[0]
+        Z = rows.take(candidates(len(rows), rows.far(), settings.n_inducing, generator))[0]
     with torch.no_grad():
         Z = model.features(weights, Z)
     if isinstance(settings.inducing, str):
@@ -140,7 +139,8 @@ def begin(
         theta = best_noise(model, theta, Z, rows, training.unit, generator)
     spread = torch.as_tensor(column_spread(Z.detach().cpu().numpy())).to(Z)
     units = point_units(model.kernel, theta, spread)
-    return SparseStepper(model, rows, theta, Z, training.weights, units, settings, generator)
+    made = (theta, Z, training.weights, units, settings, generator)
+    return rows.stepper(model, *made)
 
 
 def train_batches(stepper: SparseStepper, run: FitRun) -> tuple[int, str]:
