@@ -187,7 +187,7 @@ def cost_table(cells):
                 fits[name][many].append(cell["fit"])
                 rows[name].append(1e6 * cell["predict"] / cell["n_test"])
     heads = [f"fit s, {min(n):,} to {max(n):,} rows" for n in sizes if n]
-    header = ["estimator", *heads, "µs a predicted row"]
+    header = ["estimator", *heads, "µs per row"]
     texts = {
         name: [*(extent(part) for part, n in zip(fits[name], sizes, strict=True) if n), extent(us)]
         for name, us in rows.items()

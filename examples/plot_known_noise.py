@@ -53,7 +53,7 @@ with sklearn.config_context(enable_metadata_routing=True):
         params={"noise_variance": variance},
         cv=5,
     )
-print(f"share of the rows left out inside their 95 % intervals: {coverage.mean():.3f}")
+print(f"share of held-out rows inside their 95 % intervals: {coverage.mean():.3f}")
 
 # %%
 # In the units of the target

@@ -46,7 +46,7 @@ def _new_seed(random_state: Any) -> int:
 
 
 class Checkpoint:
-    """One fit's file, which is read once and replaced whenever its journal asks for it.
+    """One fit's file, which is read once and replaced whenever its journal requests it.
 
     Parameters
     ----------

@@ -42,7 +42,7 @@ _LOG_FLOOR, _GAMMA_FLOORS = 1e-4, (1e-4, 1e-2)
 # four of them, and the Gaussian process is the only candidate.
 _FEWEST_FOR_TREES = 200
 # The Gaussian process of the log squares ends when a step gains less than this, because its own
-# likelihood stands for the density of left-out rows only roughly.
+# likelihood stands for the density of held-out rows only roughly.
 _GAIN = 1e-4
 # Numbers of trees, all of which come from one fit; the largest number on few rows; rows to a tree
 # there, where fewer trees learn faster; and powers, which shrink the variation of a model.
@@ -71,7 +71,7 @@ class NoisePart:
     power : float
         Factor on the predicted logarithms, which shrinks their variation.
     ends : tuple of float
-        Smallest and largest logarithm predicted for left-out rows. Predictions are clipped to this
+        Smallest and largest logarithm predicted for held-out rows. Predictions are clipped to this
         range.
     """
 
@@ -98,7 +98,7 @@ class NoiseModel:
     name : str
         Names of the regressors in the report.
     gain : float
-        The rise in the log density of left-out rows over that of a constant, in nats per row.
+        The rise in the log density of held-out rows over that of a constant, in nats per row.
     """
 
     level: float = 0.0
@@ -113,7 +113,7 @@ class NoiseModel:
 
 @dataclass(frozen=True)
 class _Left:
-    """A candidate: a regressor, its target, and its predictions of left-out rows."""
+    """A candidate: a regressor, its target, and its predictions of held-out rows."""
 
     name: str
     regressor: Any
@@ -159,7 +159,7 @@ def best_noise(
     random_state: np.random.RandomState,
     check_time: Callable[[], None],
 ) -> tuple[NoiseModel, np.ndarray]:
-    """The model with the highest density of left-out rows, or a constant if that is as good.
+    """The model with the highest density of held-out rows, or a constant if that is as good.
 
     Parameters
     ----------

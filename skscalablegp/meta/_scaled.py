@@ -56,7 +56,7 @@ class Tails:
 
     @classmethod
     def of(cls, name: str, z: Float[np.ndarray, " n"]) -> Tails:
-        """The shape fitted to standardised errors of left-out rows; normal if there are too few."""
+        """The shape fitted to standardised errors of held-out rows; normal if there are too few."""
         if name == "normal" or len(z) < 4 * _BEYOND or not np.ptp(z) > 0:
             return cls()
         if name == "student":

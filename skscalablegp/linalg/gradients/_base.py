@@ -107,7 +107,7 @@ class GradientEstimator(BaseEstimator, ABC):
         """The estimate at theta, and the state for the next step."""
 
     def kept(self, state: GradientState) -> dict:
-        """What a checkpoint keeps of a state beside its generator: numbers, tensors, containers."""
+        """What a checkpoint keeps of a state, in addition to its generator."""
         return {}
 
     def resumed(self, problem: GPProblem, state: GradientState, kept: dict) -> GradientState:
