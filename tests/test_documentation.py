@@ -91,6 +91,7 @@ def run_shown_code(*arguments, folder):
     return done.stdout
 
 
+@pytest.mark.slow
 def test_the_readme_runs(tmp_path):
     run_shown_code("pages", str(PAGES["README.rst"]), folder=tmp_path)
 

@@ -101,6 +101,7 @@ def copy(tmp_path_factory):
     return root
 
 
+@pytest.mark.slow
 def test_each_is_a_file_and_a_line(copy):
     code = USES.format(root=str(copy))
     done = subprocess.run(

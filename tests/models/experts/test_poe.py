@@ -355,16 +355,16 @@ def described(model, X_new):
     return [model.kernel_.theta, *model.predict(X_new, return_std=True)]
 
 
+@pytest.mark.parametrize("backend", ["threading", pytest.param("loky", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("share", [pytest.param(True, marks=pytest.mark.slow), False])
-def test_backends_agree(share):
+def test_backends_agree(share, backend):
     X, y, X_new = table()
     params = {"share_hyperparameters": share, "max_iter": 4}
     alone = described(poe(**params).fit(X, y), X_new)
-    for backend in ("threading", "loky"):
-        with joblib.parallel_config(backend=backend, n_jobs=2):
-            together = described(poe(**params).fit(X, y), X_new)
-        for a, b in zip(alone, together, strict=True):
-            assert_allclose(b, a, rtol=1e-8, atol=1e-10)
+    with joblib.parallel_config(backend=backend, n_jobs=2):
+        together = described(poe(**params).fit(X, y), X_new)
+    for a, b in zip(alone, together, strict=True):
+        assert_allclose(b, a, rtol=1e-8, atol=1e-10)
 
 
 DASK = """
