@@ -14,9 +14,10 @@ from sklearn.base import clone
 
 from .._clock import now
 from .._validation import check_number
+from ..core import GPModel
 from ..ranks import RankError, versions
 from ._partitions import partitions, split
-from ._rank import fitted_at
+from ._rank import NO_ROWS, fitted_at, n_rows
 from ._session import Session, closed, described, opened
 
 # Seconds between two checks of the workers during a fit.
@@ -52,9 +53,12 @@ def fit(
         Rows. Partitions may be of any sizes, also empty.
     y : dask.array.Array of shape (n,) or (n, t), or dask.dataframe.Series or DataFrame
         Targets, with the partitions of X.
-    rows : {"replicated"}, default="replicated"
-        Where the rows are during the fit. The worker with the most bytes gets all rows once; other
-        ranks get those that products need, in the precision of the products.
+    rows : {"replicated", "own"}, default="replicated"
+        Where the rows are during the fit. "replicated": the worker with the most bytes gets all
+        rows once; other ranks get those that products need, in the precision of the products.
+        "own": partitions stay on their workers, for the estimators that
+        :func:`skscalablegp.distribute` accepts with ``rows="own"``. The rows of the table are then
+        in the order of the ranks, which decides which rows are drawn at random.
     timeout : float, default=30.0
         Seconds without a heartbeat after which a rank is considered lost.
     **fit_params : object
@@ -71,7 +75,8 @@ def fit(
     TypeError
         If X or y is no collection, or the client is asynchronous.
     ValueError
-        If partitions differ, or hold no rows; if workers share a process.
+        If partitions differ, or hold no rows; if workers share a process. With ``rows="own"`` also
+        for estimators that need all rows in one process.
     MemoryError
         If the rows do not fit into the memory of the worker that collects them.
     RuntimeError
@@ -88,13 +93,19 @@ def fit(
     """
     check_client(client)
     check_number("timeout", timeout, positive=True, example=30.0)
-    if rows != "replicated":
-        raise ValueError(f'rows must be "replicated", got {rows!r}.')
+    if rows not in ("replicated", "own"):
+        raise ValueError(f'rows must be "replicated" or "own", got {rows!r}.')
+    if rows == "own" and not (isinstance(estimator, GPModel) and estimator._sums_rows):
+        raise ValueError(
+            f"{type(estimator).__name__} needs all rows in one process: use rows='replicated'."
+        )
     collections, settings = split(fit_params)
     parts = client.compute(partitions({"X": X, "y": y, **collections}))
     held = _held(client, parts)
+    if rows == "own":
+        held = _with_rows(client, held)
     with MultiLock(sorted(held), client=client):
-        session = _opened(client, held, timeout)
+        session = replace(_opened(client, held, timeout), rows=rows)
         try:
             model, said = _run(client, session, held, clone(estimator), settings)
         finally:
@@ -136,6 +147,18 @@ def _held(client: Client, parts: list[Future]) -> dict[str, list[tuple[int, Futu
     bytes_of = client.nbytes(summary=False)
     size = {w: sum(bytes_of.get(p.key, 0) for _, p in own) for w, own in held.items()}
     return dict(sorted(held.items(), key=lambda item: (-size[item[0]], item[0])))
+
+
+def _with_rows(client: Client, held: dict) -> dict[str, list[tuple[int, Future]]]:
+    """The partitions that have rows, and their workers."""
+    parts = [part for own in held.values() for _, part in own]
+    sizes = client.gather(client.map(n_rows, parts, pure=False))
+    size = dict(zip((part.key for part in parts), sizes, strict=True))
+    kept = {w: [(k, part) for k, part in own if size[part.key]] for w, own in held.items()}
+    kept = {worker: own for worker, own in kept.items() if own}
+    if not kept:
+        raise ValueError(NO_ROWS)
+    return kept
 
 
 def _opened(client: Client, held: dict, timeout: float) -> Session:
@@ -182,8 +205,9 @@ def _run(client: Client, session: Session, held: dict, estimator: Any, settings:
     futures = []
     for rank, (worker, own) in enumerate(held.items()):
         numbers, parts = zip(*own, strict=True)
-        # Rank 0 alone needs the estimator.
-        given = (estimator, settings) if rank == 0 else (None, {})
+        # Rank 0 alone needs the estimator, unless each rank fits it to its own rows.
+        alone = rank and session.rows == "replicated"
+        given = (None, {}) if alone else (estimator, settings)
         task = (session, rank, numbers, list(parts), *given)
         futures.append(client.submit(fitted_at, *task, workers=[worker], pure=False, retries=0))
     with _cancelled(client, session, futures):

@@ -16,6 +16,7 @@ from ..ranks import Ranks
 from ._session import Session, joined
 
 _KINDS = "biufc"
+NO_ROWS = "X has no rows: all of its partitions are empty."
 
 
 def fitted_at(
@@ -30,11 +31,37 @@ def fitted_at(
 
     Rank 0 returns the model, and the warnings of the fit, which the caller repeats.
     """
+    numbered = dict(zip(numbers, parts, strict=True))
     with joined(session, rank) as ranks, warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
-        tables = _collected(ranks, dict(zip(numbers, parts, strict=True)))
+        if session.rows == "own":
+            model = estimator.fit(**_below(numbered), **settings)
+            # All ranks have the same model.
+            return (None, []) if rank else (model, [warning.message for warning in said])
+        tables = _collected(ranks, numbered)
         model = ranks.lead(lambda: estimator.fit(**tables, **settings))
         return model, [warning.message for warning in said]
+
+
+def n_rows(part: dict[str, Any]) -> int:
+    """The number of rows of a partition."""
+    return len(next(iter(part.values())))
+
+
+def _below(own: dict[int, dict[str, Any]]) -> dict[str, Any]:
+    """The partitions of this rank in order, one below the other."""
+    parts = [own[k] for k in sorted(own)]
+    return {name: _concatenated([part[name] for part in parts]) for name in parts[0]}
+
+
+def _concatenated(parts: list[Any]) -> Any:
+    if len(parts) == 1:
+        return parts[0]
+    if isinstance(parts[0], np.ndarray):
+        return np.concatenate(parts)
+    from dask.dataframe.dispatch import concat
+
+    return concat(parts)
 
 
 def _collected(ranks: Ranks, own: dict[int, dict[str, Any]]) -> dict[str, Any]:
@@ -45,7 +72,7 @@ def _collected(ranks: Ranks, own: dict[int, dict[str, Any]]) -> dict[str, Any]:
     known = {int(k): text for texts in found for k, text in texts.items()}
     order = [k for k in sorted(known) if known[k]["rows"]]
     if not order:
-        raise ValueError("X has no rows: all of its partitions are empty.")
+        raise ValueError(NO_ROWS)
     if ranks.rank:
         for k in order:
             for name in own.get(k, ()):
@@ -77,7 +104,7 @@ def _described(part: dict[str, Any]) -> dict[str, Any]:
     """The rows and bytes of a partition, and how each of its collections travels."""
     kinds = {name: _kind(value) for name, value in part.items()}
     return {
-        "rows": len(next(iter(part.values()))),
+        "rows": n_rows(part),
         "bytes": sum(kind["bytes"] for kind in kinds.values()),
         "kinds": kinds,
     }
@@ -131,12 +158,7 @@ class _Column:
     def whole(self) -> Any:
         if self._array is not None:
             return self._array
-        parts = [self._read(k, part) for k, part in enumerate(self._parts)]
-        if isinstance(parts[0], np.ndarray):
-            return np.concatenate(parts)
-        from dask.dataframe.dispatch import concat
-
-        return concat(parts) if len(parts) > 1 else parts[0]
+        return _concatenated([self._read(k, part) for k, part in enumerate(self._parts)])
 
     def _read(self, place: int, part: Any) -> Any:
         """A partition, whose bytes have arrived if it is one of another rank."""

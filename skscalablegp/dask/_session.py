@@ -42,6 +42,8 @@ class Session:
         The addresses of the workers, by rank.
     timeout : float
         Seconds, as in `distribute`.
+    rows : {"replicated", "own"}
+        As in `distribute`.
     port : int
         Of torch's key-value store, which the worker of rank 0 keeps.
     key : str
@@ -50,6 +52,7 @@ class Session:
 
     workers: tuple[str, ...]
     timeout: float
+    rows: str = "replicated"
     port: int = 0
     key: str = field(default_factory=lambda: uuid.uuid4().hex)
 
@@ -98,7 +101,7 @@ def joined(session: Session, rank: int) -> Iterator[Ranks]:
         size = len(session.workers)
         dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=wait)
         try:
-            with distribute(timeout=session.timeout) as ranks:
+            with distribute(timeout=session.timeout, rows=session.rows) as ranks:
                 yield ranks
         finally:
             dist.destroy_process_group()

@@ -17,6 +17,7 @@ import pytest
 from dask.delayed import delayed
 from dask.highlevelgraph import HighLevelGraph
 from distributed import Client, LocalCluster
+from sklearn.base import clone
 from sklearn.compose import make_column_transformer
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.model_selection import GridSearchCV
@@ -24,7 +25,15 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import OneHotEncoder
 
 import skscalablegp.dask as gp
-from skscalablegp import IterativeGPRegressor, RFFRegressor, SVGPClassifier
+from skscalablegp import (
+    IterativeGPRegressor,
+    KISSGPRegressor,
+    RFFRegressor,
+    SGPRRegressor,
+    SVGPClassifier,
+    SVGPRegressor,
+)
+from skscalablegp.dask import _rank
 from skscalablegp.ranks import RankError
 
 QUIET = {"threads_per_worker": 1, "dashboard_address": ":0"}
@@ -113,6 +122,80 @@ def assert_same_fits(client, data, chunks, size):
     np.testing.assert_allclose(
         computed(client, std), alone.predict_std(X[:100], include_noise=False), rtol=0, atol=1e-6
     )
+
+
+# ---------------------------------------------------------------- rows that stay
+
+SUMS = {"small_table": "method", "random_state": 0}
+STAYING = {
+    "features": RFFRegressor(n_components=40, optimizer="adam", max_iter=3, **SUMS),
+    "points": SGPRRegressor(n_inducing=20, max_iter=2, **SUMS),
+    "batches": SVGPRegressor(n_inducing=20, max_iter=4, batch_size=400, **SUMS),
+    "grids": KISSGPRegressor(grid_size=20, structure="additive", max_iter=2, **SUMS),
+}
+
+
+def gathered(*args):
+    raise AssertionError("partitions are sent to one rank")
+
+
+def assert_rows_stay(client, name, chunks):
+    """The fit equals that of one process with the rows in the order of the ranks."""
+    X, y = table()
+    noise = np.linspace(0.01, 0.5, len(X))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        fitted = gp.fit(
+            client,
+            STAYING[name],
+            spread(client, X, chunks),
+            spread(client, y, chunks),
+            rows="own",
+            noise_variance=spread(client, noise, chunks),
+        )
+        alone = clone(STAYING[name]).fit(X, y, noise_variance=noise)
+    assert fitted.n_samples_seen_ == len(X) and getattr(fitted, "X_train_", None) is None
+    np.testing.assert_allclose(fitted.kernel_.theta, alone.kernel_.theta, rtol=0, atol=1e-6)
+    np.testing.assert_allclose(fitted.predict(X), alone.predict(X), rtol=0, atol=1e-6)
+    assert not hasattr(STAYING[name], "kernel_")
+
+
+def test_rows_stay_on_one_worker(single, monkeypatch):
+    monkeypatch.setattr(_rank, "_collected", gathered)
+    assert_rows_stay(single, "features", CHUNKS)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name, chunks",
+    [
+        *((name, CHUNKS) for name in STAYING),
+        # One worker has a single row, or none.
+        ("batches", (1500, 1)),
+        ("points", (1501, 0)),
+    ],
+)
+def test_rows_stay_on_two_workers(client, name, chunks):
+    client.run(refuse_to_gather)
+    try:
+        assert_rows_stay(client, name, chunks)
+    finally:
+        client.run(gather_again)
+
+
+def refuse_to_gather():
+    _rank.kept, _rank._collected = _rank._collected, gathered
+
+
+def gather_again():
+    _rank._collected = _rank.kept
+
+
+def test_estimators_that_need_all_rows_are_refused(single):
+    X = spread(single, table(20)[0], (20,))
+    for model in (iterative(), make_pipeline(features())):
+        with pytest.raises(ValueError, match="needs all rows in one process"):
+            gp.fit(single, model, X, X[:, 0], rows="own")
 
 
 # ---------------------------------------------------------------- data frames
