@@ -183,7 +183,8 @@ def default_names(n: int) -> list[str]:
 def _boosted_classes(n: int) -> Any:
     if n <= _FEW_FOR_CLASSES:
         return HistGradientBoostingClassifier(early_stopping=False, **_BOOSTED_CLASSES)
-    return HistGradientBoostingClassifier(max_iter=_MOST_TREES)
+    # Under a budget smaller fits come first, and "auto" would grow all trees on up to 10,000 rows.
+    return HistGradientBoostingClassifier(max_iter=_MOST_TREES, early_stopping=True)
 
 
 def class_candidates(members: Any, n: int) -> list[Candidate]:

@@ -17,6 +17,7 @@ from sklearn.neighbors import KNeighborsRegressor
 
 from skscalablegp import AutoGPRegressor
 from skscalablegp.meta._boosters import BoosterRegressor
+from skscalablegp.meta._members import class_candidates
 from skscalablegp.meta._pool import (
     calibrated,
     mean_crps,
@@ -418,3 +419,13 @@ def test_many_levels_under_metadata_routing():
     with config_context(enable_metadata_routing=True):
         routed = models[0].fit(X, y).predict(X)
     assert_array_equal(routed, models[1].fit(X, y).predict(X))
+
+
+def test_boosted_trees_of_a_part_of_the_rows_stop_growing():
+    """A budget begins with fits to few rows, whose cost and loss stand for those of all rows."""
+    (trees,) = class_candidates(["trees"], 20_000)
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(2000, 5))
+    y = rng.random(2000) < 1 / (1 + np.exp(3 - X[:, 0]))
+    model = trees.make(None).set_params(random_state=0).fit(X, y)
+    assert model.n_iter_ < 100
