@@ -82,6 +82,8 @@ def measure(args):
     """Append the lines that are missing for the package's commit."""
     package = str(HERE.parent)
     known = [name for name, classifies in estimators(package).items() if not classifies]
+    if unknown := sorted(set(args.estimators or []) - set(known)):
+        raise SystemExit(f"Unknown: {unknown}; there are {', '.join(known)}.")
     commit = revision(package, "skscalablegp")
     done = {
         (line["estimator"], line["case"]) for line in read(args.out) if line["commit"] == commit
