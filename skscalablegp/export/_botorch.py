@@ -16,7 +16,7 @@ from sklearn.pipeline import Pipeline
 from torch import Tensor
 
 from ._functions import FunctionDraws, draw_functions
-from ._torch import to_torch
+from ._torch import check_columns, process_of, to_torch
 
 
 class BoTorchModel(Model):
@@ -30,6 +30,8 @@ class BoTorchModel(Model):
 
     def __init__(self, regressor: Any):
         super().__init__()
+        # Classifiers have modules of probabilities, but no posterior of targets.
+        process_of(regressor)
         self._regressor = regressor
         self.module = to_torch(regressor)
 
@@ -67,15 +69,27 @@ class BoTorchModel(Model):
         Returns
         -------
         posterior : GPyTorchPosterior
+
+        Raises
+        ------
+        ValueError
+            For rows, targets or variances that do not fit the model.
         """
+        check_columns(X, self.module.n_features)
+        chosen = self._chosen(output_indices)
         batch, (q, d) = X.shape[:-2], X.shape[-2:]
         rows = X.reshape(-1, q, d).double()
         mean, covariance, noise = self.module.process.joint(self.module.steps(rows))
         if isinstance(observation_noise, Tensor):
+            if observation_noise.shape != (*X.shape[:-1], self.num_outputs):
+                raise ValueError(
+                    f"observation_noise must have shape {(*X.shape[:-1], self.num_outputs)}, a "
+                    "variance for each row and target, got "
+                    f"{tuple(observation_noise.shape)}: expand it to that shape."
+                )
             covariance = covariance + torch.diag_embed(observation_noise.mT.reshape_as(mean.mT))
         elif observation_noise:
             covariance = covariance + torch.diag_embed(noise)
-        chosen = range(self.num_outputs) if output_indices is None else output_indices
         # An operator computes its factor only when it is needed, with jitter if necessary.
         parts = [
             MultivariateNormal(
@@ -89,6 +103,17 @@ class BoTorchModel(Model):
             joint = MultitaskMultivariateNormal.from_independent_mvns(parts)
         found = GPyTorchPosterior(joint)
         return found if posterior_transform is None else posterior_transform(found)
+
+    def _chosen(self, output_indices: list[int] | None) -> list[int]:
+        t = self.num_outputs
+        chosen = list(range(t) if output_indices is None else output_indices)
+        for k in chosen:
+            if not -t <= k < t:
+                raise ValueError(
+                    f"output_indices must name targets from 0 to {t - 1}, got {k}: the model has "
+                    f"{t} of them."
+                )
+        return chosen
 
     def condition_on_observations(
         self, X: Tensor, Y: Tensor, noise: Tensor | None = None, **kwargs: Any
@@ -110,12 +135,20 @@ class BoTorchModel(Model):
         ------
         NotImplementedError
             For batches of tables, such as fantasies.
+        ValueError
+            For tables whose rows or columns do not fit.
         """
         if X.dim() != 2 or Y.dim() != 2:
             raise NotImplementedError(
                 f"condition_on_observations takes one table, X of shape (n, d) and Y of shape "
                 f"(n, t); got {tuple(X.shape)} and {tuple(Y.shape)}. Acquisition functions that "
                 "need batches of fantasies, such as qKnowledgeGradient, are not supported."
+            )
+        check_columns(X, self.module.n_features)
+        if Y.shape != (len(X), self.num_outputs):
+            raise ValueError(
+                f"Y must have shape {(len(X), self.num_outputs)}, a row for each row of X and a "
+                f"column for each target, got {tuple(Y.shape)}: add or remove entries."
             )
         rows, y = X.detach().cpu().double().numpy(), Y.detach().cpu().double().numpy()
         y = y[:, 0] if y.shape[1] == 1 else y

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from .._validation import check_integer
 from ..core.posteriors import Affine
-from ._torch import process_of
+from ._torch import check_columns, process_of
 
 
 class FunctionDraws(nn.Module):
@@ -30,6 +30,8 @@ class FunctionDraws(nn.Module):
         Mean and scale of the targets.
     n_samples : int
         Number s of draws.
+    n_features : int
+        Number of columns.
 
     Examples
     --------
@@ -42,13 +44,23 @@ class FunctionDraws(nn.Module):
     ((2, 3), (2, 3, 1))
     """
 
-    def __init__(self, steps: list[nn.Module], functions: nn.Module, y_mean, y_std, n_samples: int):
+    def __init__(
+        self,
+        steps: list[nn.Module],
+        functions: nn.Module,
+        y_mean,
+        y_std,
+        n_samples: int,
+        n_features: int,
+    ):
         super().__init__()
         self.steps, self.functions, self.n_samples = nn.Sequential(*steps), functions, n_samples
+        self.n_features = n_features
         self.scale = Affine(-np.ravel(y_mean) / np.ravel(y_std), 1 / np.ravel(y_std))
 
     def forward(self, X: Float[Tensor, "m d"]) -> Tensor:
         """The values of the draws at rows, (m, s) or (m, t, s)."""
+        check_columns(X, self.n_features)
         f = self.functions(self.steps(X))
         f = self.scale(f.mT).mT
         return f[:, 0] if f.shape[1] == 1 else f
@@ -137,5 +149,6 @@ def draw_functions(model, n_samples: int = 1, random_state=0) -> FunctionDraws:
     generator = torch.Generator().manual_seed(seed)
     functions = process.posterior.functions(int(n_samples), generator)
     steps = [*steps, process.input_module()]
-    draws = FunctionDraws(steps, functions, process.y_mean, process.y_std, int(n_samples))
+    scale, sizes = (process.y_mean, process.y_std), (int(n_samples), model.n_features_in_)
+    draws = FunctionDraws(steps, functions, *scale, *sizes)
     return draws.eval().requires_grad_(False)

@@ -7,7 +7,6 @@ import logging
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,6 +15,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from ..kernels import NotExportable
+from ..storage import checked_target
 from ._torch import ClassModule, GPModule, require, to_torch
 
 # The largest error of a file, in standard deviations of the targets, by precision.
@@ -104,10 +104,8 @@ def export_onnx(
             "dtype='float32' needs rows=, typical rows at which the file is compared with the "
             "model: single precision is too little for some models."
         )
-    exact = to_torch(model, return_std)
-    checked = None if rows is None else np.asarray(rows, dtype=np.float64)
-    if checked is not None and (checked.ndim != 2 or checked.shape[1] != exact.n_features):
-        raise ValueError(f"rows must have shape (m, {exact.n_features}), got {checked.shape}.")
+    path, exact = checked_target(path), to_torch(model, return_std)
+    checked = None if rows is None else _checked(rows, exact.n_features)
     module: Any = to_torch(model, return_std).to(getattr(torch, dtype))
     computed_in = dtype
     if checked is not None:
@@ -115,6 +113,11 @@ def export_onnx(
         if dtype == "float32" and not error <= _ERROR[dtype]:
             module, computed_in = _InDouble(exact), "float64"
             error = _error(exact, module, checked, dtype)
+        if np.isnan(error):
+            raise ValueError(
+                f"The predictions at the {len(checked)} rows= are not all numbers: leave out rows "
+                "with missing or infinite entries."
+            )
         if not error <= _ERROR[dtype]:
             of = "" if module.outputs == ("probabilities",) else " of the target's deviation"
             raise ValueError(
@@ -122,7 +125,23 @@ def export_onnx(
                 f"{error:.1e}{of}, more than {_ERROR[dtype]:g}: use dtype='float64'."
             )
     program = _written(module, dtype, computed_in)
-    program.save(str(Path(path)))
+    program.save(str(path))
+
+
+def _checked(rows: Any, d: int) -> Float[np.ndarray, "m d"]:
+    """The rows at which a file is compared with its model."""
+    try:
+        checked = np.asarray(rows, dtype=np.float64)
+    except (TypeError, ValueError) as error:
+        raise ValueError(
+            f"rows must hold numbers ({error}): give typical rows of the training table."
+        ) from None
+    if checked.ndim != 2 or checked.shape[1] != d or not len(checked):
+        raise ValueError(
+            f"rows must have shape (m, {d}), got {checked.shape}: give one or more typical rows, "
+            "such as some of the training table."
+        )
+    return checked
 
 
 class _InDouble(nn.Module):

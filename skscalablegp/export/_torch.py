@@ -85,6 +85,7 @@ class GPModule(nn.Module):
         std : Tensor of shape (m,) or (m, t)
             Standard deviations as those of `predict`; only if `return_std` is set.
         """
+        check_columns(X, self.n_features)
         X = self.steps(X)
         if not self.return_std:
             return _squeezed(self.process.mean(X))
@@ -92,6 +93,20 @@ class GPModule(nn.Module):
         # The root has no derivative at zero.
         std = (variance + noise).clamp_min(torch.finfo(mean.dtype).tiny).sqrt()
         return _squeezed(mean), _squeezed(std)
+
+
+def check_columns(X: Tensor, d: int) -> None:
+    """Raise an error for rows that are no tensor of shape (..., d)."""
+    if not isinstance(X, Tensor):
+        raise TypeError(
+            f"X must be a torch tensor of shape (m, {d}), got a {type(X).__name__}: convert it by "
+            "torch.as_tensor(X, dtype=torch.float64)."
+        )
+    if X.dim() < 2 or X.shape[-1] != d:
+        raise ValueError(
+            f"X must have shape (m, {d}), with the columns of the training table, got "
+            f"{tuple(X.shape)}: reshape it or select these columns."
+        )
 
 
 def _squeezed(values: Tensor) -> Tensor:
@@ -148,6 +163,7 @@ class ClassModule(nn.Module):
         probabilities : Tensor of shape (m, c)
             In the order of `classes`.
         """
+        check_columns(X, self.n_features)
         return self.below(self.steps(X))
 
     def unit(self, X: Float[Tensor, "m d"]) -> float:
@@ -197,9 +213,9 @@ def to_torch(model, return_std: bool = True) -> GPModule | ClassModule:
     Notes
     -----
     The module computes in double precision, also for a model with ``dtype="float32"``, which itself
-    predicts in single precision. It checks nothing: the caller must pass columns in the order and
-    in the units of the training table, and categories as the codes that the model was fitted with.
-    Missing values, as NaN, are for `AutoGPRegressor` and `AutoGPClassifier` only.
+    predicts in single precision. It checks the number of columns alone: they must be in the order
+    and in the units of the training table, and categories must be the codes that the model was
+    fitted with. Missing values, as NaN, are for `AutoGPRegressor` and `AutoGPClassifier` only.
 
     All trees are evaluated together, one level at a time. Their gradient in the rows is zero, so
     that a mixture has the gradient of its other members.

@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 from typing import Any
 
-from ..storage import Contents, ModelFileError, contents, opened, said_by, structure_of
+from ..storage import (
+    Contents,
+    ModelFileError,
+    checked_source,
+    checked_target,
+    contents,
+    opened,
+    said_by,
+    structure_of,
+)
 from ._decode import ModelDecoder
 from ._encode import ModelEncoder
 
@@ -69,9 +77,8 @@ def save(model, path: str | os.PathLike[str], *, compact: bool = False) -> int:
     >>> bool((again.predict(X) == model.predict(X)).all())
     True
     """
-    path = Path(os.fspath(path))
-    contents = _contents(model, compact)
-    contents.write(path)
+    target, contents = checked_target(path), _contents(model, compact)
+    contents.write(target)
     return contents.size
 
 
@@ -143,10 +150,10 @@ def load(path: str | os.PathLike[str]):
     ...     skscalablegp.load(file.name)
     NNGPRegressor(n_neighbors=30)
     """
-    path = Path(os.fspath(path))
+    source = checked_source(path)
     written = ""
     try:
-        with opened(path) as tensors:
+        with opened(source) as tensors:
             structure = structure_of(tensors, "skscalablegp", SCHEMA)
             written = ", ".join(f"{name} {v}" for name, v in structure["written_by"].items())
             decoder = ModelDecoder(tensors, structure["checksums"])
@@ -157,7 +164,7 @@ def load(path: str | os.PathLike[str]):
     except (OSError, ImportError):
         raise
     except Exception as error:
-        raise said_by(path, error, written, "cannot be loaded") from error
+        raise said_by(source, error, written, "cannot be loaded") from error
 
 
 def _contents(model: Any, compact: bool) -> Contents:

@@ -9,6 +9,8 @@ from ._decode import Decoder as Decoder
 from ._encode import Encoder as Encoder
 from ._errors import ModelFileError as ModelFileError
 from ._json import parse as parse
+from ._paths import checked_source as checked_source
+from ._paths import checked_target as checked_target
 from ._structure import contents as contents
 from ._structure import said_by as said_by
 from ._structure import structure_of as structure_of

@@ -158,6 +158,23 @@ def test_what_cannot_be_conditioned():
         sk.as_botorch(fitted("relevance")).condition_on_observations(ROWS[0, 0], ROWS[0, 0, :, :1])
 
 
+def test_rows_and_targets_that_do_not_fit_say_what_to_do():
+    model, rows = sk.as_botorch(fitted("exact")), ROWS[0, 0]
+    with pytest.raises(ValueError, match=r"X must have shape \(m, 3\).* got \(3, 2\)"):
+        model.posterior(rows[:, :2])
+    with pytest.raises(ValueError, match="targets from 0 to 0, got 1"):
+        model.posterior(rows, output_indices=[1])
+    with pytest.raises(ValueError, match=r"observation_noise must .* \(3, 1\).* got \(2, 1\)"):
+        model.posterior(rows, observation_noise=torch.ones(2, 1).double())
+    with pytest.raises(ValueError, match=r"Y must have shape \(3, 1\).* got \(2, 1\)"):
+        model.condition_on_observations(rows, rows[:2, :1])
+    with pytest.raises(ValueError, match=r"X must have shape \(m, 3\).* got \(3, 2\)"):
+        model.condition_on_observations(rows[:, :2], rows[:, :1])
+    labels = sk.SVGPClassifier(n_inducing=5, max_iter=2, random_state=0).fit(X, Y > Y.mean())
+    with pytest.raises(NotExportable, match="SVGPClassifier cannot .* give a regressor"):
+        sk.as_botorch(labels)
+
+
 def test_missing_package_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "botorch", None)
     with pytest.raises(ImportError, match=r"skscalablegp\[botorch\]"):

@@ -141,6 +141,22 @@ def test_refusals_come_before_anything_is_written(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        (X[:, :2], r"rows must have shape \(m, 3\), got \(\d+, 2\): give one or more"),
+        (X[:0], r"got \(0, 3\): give one or more typical rows"),
+        ([["a", "b", "c"]], "rows must hold numbers .*'a'.*: give typical rows"),
+        (X * np.nan, "rows= are not all numbers: leave out rows with missing"),
+    ],
+)
+def test_rows_to_compare_at_that_are_none(tmp_path, rows, message):
+    with pytest.raises(ValueError, match=message):
+        sk.export_onnx(fitted("exact"), tmp_path / "model.onnx", dtype="float32", rows=rows)
+    with pytest.raises(FileNotFoundError, match="nowhere.*create the folder first"):
+        sk.export_onnx(fitted("exact"), tmp_path / "nowhere" / "model.onnx")
+
+
 def test_missing_packages_are_named(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "onnxscript", None)
     with pytest.raises(ImportError, match=r"skscalablegp\[onnx\]"):

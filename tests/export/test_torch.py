@@ -149,3 +149,17 @@ def test_refusals_say_what_to_do(model, message):
 def test_means_of_models_whose_variances_need_solves():
     model = exact(KERNELS["rbf"], posterior="solve", solver="cg", solver_tol=1e-10).fit(X, Y)
     close([sk.to_torch(model, return_std=False)(ROWS)], [model.predict(NEW)])
+
+
+@pytest.mark.parametrize("way", [sk.to_torch, sk.draw_functions])
+def test_rows_of_another_table_are_refused(way):
+    module = way(fitted("exact"))
+    message = r"X must have shape \(m, 3\), .* got \(80, 2\): reshape it"
+    with pytest.raises(ValueError, match=message):
+        module(torch.zeros(80, 2).double())
+
+
+def test_rows_of_another_table_are_refused_by_classifiers():
+    model = sk.SVGPClassifier(n_inducing=5, max_iter=2, random_state=0).fit(X, Y > Y.mean())
+    with pytest.raises(ValueError, match=r"X must have shape \(m, 3\), .* got \(8, 2\)"):
+        sk.to_torch(model)(torch.zeros(8, 2).double())

@@ -26,6 +26,7 @@ from skscalablegp import (
     save,
 )
 from skscalablegp.files import ModelFileError, _classes, register, saved_size
+from skscalablegp.storage import checked_source, checked_target
 
 RNG = np.random.default_rng(0)
 X = RNG.uniform(-2, 2, (60, 2))
@@ -228,8 +229,20 @@ def test_a_write_that_fails_leaves_the_old_file(model, tmp_path, monkeypatch):
             with pytest.raises(OSError, match="no space"):
                 save(RFFRegressor(), path)
         assert path.read_bytes() == before and list(tmp_path.iterdir()) == [path]
-    with pytest.raises(FileNotFoundError):
+
+
+def test_paths_that_are_none_say_what_to_do(model, tmp_path):
+    for checked in (checked_source, checked_target):
+        with pytest.raises(TypeError, match="path must be .* got 3: give the name"):
+            checked(3)
+    for save_or_load in (lambda path: save(model, path), load):
+        with pytest.raises(IsADirectoryError, match="is a folder: give the name of a file in it"):
+            save_or_load(tmp_path)
+    with pytest.raises(FileNotFoundError, match="nowhere.*create the folder first"):
         save(model, tmp_path / "nowhere" / "model")
+    with pytest.raises(FileNotFoundError, match="'.*model' does not exist: give the path"):
+        load(tmp_path / "model")
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_model_that_is_not_fitted(tmp_path):

@@ -314,6 +314,13 @@ MUTANTS = [
         "tests/models/sampled/test_weights.py -k full_batches",
     ),
     (
+        "dense columns begin without weights",
+        SAMPLED + "_steps.py",
+        "weight * (torch.ones(s) if support.counts is None else support.counts).to(gram)",
+        "weight * torch.ones(s).to(gram)",
+        "tests/models/sampled/test_weights.py -k dense_columns",
+    ),
+    (
         "variances given support rows forget weights",
         SAMPLED + "_posterior.py",
         "noise = noise if counts is None else noise / counts.to(K)",

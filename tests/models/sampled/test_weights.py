@@ -1,5 +1,7 @@
 """Weights of rows in sampled models, against repeated rows that differ too much to be merged."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -11,7 +13,13 @@ from sklearn.gaussian_process.kernels import RBF, ConstantKernel, WhiteKernel
 from skscalablegp import QSGPClassifier, QSGPRegressor
 from skscalablegp.core.data import RowSource, Scaling
 from skscalablegp.kernels import compile_kernel
+from skscalablegp.likelihoods import Gaussian
+from skscalablegp.models.sampled._basis import SeededFourier
+from skscalablegp.models.sampled._fit import Fit
+from skscalablegp.models.sampled._noise import NoiseAtRows
 from skscalablegp.models.sampled._relevance import Dictionary, whole_model
+from skscalablegp.models.sampled._steps import _first_weights
+from skscalablegp.models.sampled._support import SupportRows, support_gram
 
 SMOOTH = ConstantKernel(1.5) * RBF([0.8, 1.2])
 KERNEL = SMOOTH + WhiteKernel(0.1)
@@ -133,3 +141,29 @@ def test_a_machine_that_keeps_all_functions_is_the_process_of_all_rows():
     variance = np.diag(SMOOTH(X) - SMOOTH(X, rows) @ np.linalg.solve(H, SMOOTH(rows, X)))
     phi = SMOOTH(X) / 1.5
     assert_allclose((phi @ found.weights.covariance.numpy() * phi).sum(1), variance, rtol=1e-4)
+
+
+def test_dense_columns_begin_with_the_covariance_of_all_rows():
+    """Columns of the inverse of I + phi' D phi / noise, with D the weights of the rows."""
+    X, y, weights = (torch.as_tensor(a) for a in table())
+    kernel, c, noise = compile_kernel(KERNEL, 2), 6, 0.1
+    basis = SeededFourier(kernel, 20, 3, 4, torch.float64)
+    rows = X, y[:, None], X[:7], y[:7, None]
+    support = SupportRows(kernel, kernel.theta0, *rows, counts=weights)
+    fit, head = Fit.__new__(Fit), c // 2
+    fit.steps = SimpleNamespace(n_dense=SimpleNamespace(value=c), preconditioned=True)
+    fit.t, fit.n = 1, len(X)
+    likelihood = NoiseAtRows(Gaussian(), noise, 1 / noise)
+    gram = support_gram(support, basis, skip=head)
+    found = _first_weights(fit, basis, support, gram, likelihood, head)
+
+    phi = basis.part(np.arange(basis.n_blocks)).evaluate(kernel.theta0, X).reshape(40, 2, 20)
+    # Coordinates are numbered unit by unit.
+    of_units = phi.permute(0, 2, 1).flatten(1)
+    whole = of_units.repeat_interleave(weights, 0)
+    columns = torch.linalg.inv(torch.eye(40).double() + whole.T @ whole / noise)[:, :c]
+    columns = (columns / columns.diagonal().sqrt()).tril()
+    got = found.coef[:, :, 1:].clone()
+    got[:, head:] += torch.einsum("squ,sc->quc", phi[:, :, head:], found.shared[:, 1:])
+    assert_allclose(got.permute(1, 0, 2).flatten(0, 1), columns, atol=1e-8)
+    assert_allclose(found.a[:40, 1:], of_units @ columns, atol=1e-7)
