@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import socket
+import threading
 from datetime import timedelta
 from typing import Any
 
@@ -76,11 +77,11 @@ class Group:
     def send(self, tensor: Tensor, to: int) -> None:
         """Send a tensor of the CPU to one rank."""
         self.sent += tensor.nbytes
-        self._wait(self._begun(dist.isend, tensor.contiguous(), to))
+        self._wait_apart(self._begun(dist.isend, tensor.contiguous(), to))
 
     def receive(self, tensor: Tensor, source: int) -> Tensor:
         """A tensor that one rank sends, written into `tensor`, which is contiguous."""
-        self._wait(self._begun(dist.irecv, tensor, source))
+        self._wait_apart(self._begun(dist.irecv, tensor, source))
         return tensor
 
     def _begun(self, operation: Any, tensor: Tensor, other: int) -> Any:
@@ -114,6 +115,28 @@ class Group:
                     raise
             else:
                 return
+
+    def _wait_apart(self, work: Any) -> None:
+        """Wait for a message to or from one rank, which a wait with a limit would cancel."""
+        ended, failures = threading.Event(), []
+
+        def wait() -> None:
+            try:
+                work.wait()
+            except RuntimeError as error:
+                failures.append(error)
+            finally:
+                ended.set()
+
+        threading.Thread(target=wait, daemon=True).start()
+        while not ended.wait(_LOOK.total_seconds()):
+            try:
+                self.life.check()
+            except RankError:
+                _abandon(work)
+                raise
+        for error in failures:
+            raise self.life.blame(error) from error
 
     def close(self, broken: bool) -> None:
         """Release the connections; those of a broken group do not wait for anybody."""

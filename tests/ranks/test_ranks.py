@@ -273,6 +273,33 @@ def ask(question):
         Asked().ask(question)
 
 
+def message_of_the_late():
+    with distribute(timeout=20) as ranks:
+        if ranks.rank == 0:
+            return ranks.receive(torch.zeros(3), 1).tolist()
+        time.sleep(1)
+        ranks.send(torch.tensor([1.0, 2.0, 3.0]), 0)
+
+
+def test_a_message_may_come_late():
+    """Waits look every half second whether all ranks live, which must not end a message."""
+    answers = launch(2, message_of_the_late, seconds=60)
+    assert answers == [(0, [1.0, 2.0, 3.0]), (0, None)]
+
+
+def message_of_the_dead():
+    with distribute(timeout=5) as ranks:
+        if ranks.rank == 1:
+            os._exit(9)
+        ranks.receive(torch.zeros(3), 1)
+
+
+@pytest.mark.slow
+def test_who_waits_for_a_message_of_the_dead_names_it():
+    (code, text), (dead, _) = launch(2, message_of_the_dead, seconds=60)
+    assert (code, dead) == (3, 9) and "rank 1" in text
+
+
 def test_rank_that_dies_in_a_product_is_named_by_all_others():
     answers = launch(3, ask, product_of_the_dead, seconds=60)
     assert codes(answers) == [3, 3, 9], answers
