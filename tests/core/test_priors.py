@@ -241,9 +241,9 @@ def test_slope_of_a_variational_step():
     seen = {}
     real = _stepper.SparseStepper._move_hyperparameters
 
-    def move(self, K, grad, n):
+    def move(self, n):
         theta = self._theta.detach().clone()
-        real(self, K, grad, n)
+        real(self, n)
         seen.update(stepper=self, theta=theta, grad=self._theta.grad.clone())
 
     model = SVGPRegressor(KERNEL, priors=OURS, n_inducing=10, max_iter=3, random_state=0,
