@@ -105,9 +105,10 @@ class Group:
         while True:
             try:
                 work.wait(_LOOK)
-            except RuntimeError as error:
+            except RuntimeError:
                 if work.is_completed():
-                    raise self.life.blame(error) from error
+                    # It has failed, or has ended just after the look, which is no failure.
+                    return self._ended(work)
                 try:
                     self.life.check()
                 except RankError:
@@ -115,6 +116,12 @@ class Group:
                     raise
             else:
                 return
+
+    def _ended(self, work: Any) -> None:
+        try:
+            work.wait()
+        except RuntimeError as error:
+            raise self.life.blame(error) from error
 
     def _wait_apart(self, work: Any) -> None:
         """Wait for a message to or from one rank, which a wait with a limit would cancel."""

@@ -8,6 +8,7 @@ import time
 import warnings
 from hashlib import md5
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -23,6 +24,7 @@ from skscalablegp._calls import shareable
 from skscalablegp.kernels import compile_kernel
 from skscalablegp.linalg.operators import KernelOperator, SharedOperator, kernel_operator
 from skscalablegp.ranks import RankError, leading
+from skscalablegp.ranks._group import Group
 
 KERNEL = ConstantKernel(1.3) * Matern([0.6, 1.1, 2.0], nu=1.5) + WhiteKernel(0.2)
 
@@ -271,6 +273,30 @@ def task_that_fails():
 def ask(question):
     with distribute(timeout=20):
         Asked().ask(question)
+
+
+class Ending:
+    """A message that ends between the end of a wait and the question whether it has ended."""
+
+    def __init__(self, failure=None):
+        self.failure = failure
+
+    def wait(self, limit=None):
+        if limit is not None:
+            raise RuntimeError("Operation timed out!")
+        if self.failure:
+            raise RuntimeError(self.failure)
+
+    def is_completed(self):
+        return True
+
+
+def test_a_message_may_end_just_after_a_look():
+    group = Group.__new__(Group)
+    group._wait(Ending())
+    group.life = SimpleNamespace(blame=lambda error: RankError(f"blamed: {error}"))
+    with pytest.raises(RankError, match="blamed: closed by peer"):
+        group._wait(Ending("closed by peer"))
 
 
 def message_of_the_late():
