@@ -34,7 +34,7 @@ if "cpu" in sys.argv:
     # Before the package takes its clock.
     time.perf_counter = time.process_time
 
-import skscalablegp  # noqa: E402
+import skscalablegp
 
 ESTIMATORS = [name for name in skscalablegp.__all__ if name.endswith(("Regressor", "Classifier"))]
 ESTIMATORS += ["LOVEPredictor"]

@@ -22,7 +22,13 @@ from compare import revision as commit_of
 from starts_problems import problem
 
 from skscalablegp import __version__
-from skscalablegp.core import Run, StageSettings, data_scaled_kernel, fit_hyperparameters
+from skscalablegp.core import (
+    Run,
+    StageSettings,
+    data_scaled_kernel,
+    fit_hyperparameters,
+    plan_training,
+)
 from skscalablegp.core.training import Monitor, QuasiNewton
 from skscalablegp.kernels import compile_kernel
 from skscalablegp.linalg.gradients import ExactGradient, GPProblem
@@ -73,9 +79,9 @@ def trained(X, y, name, optimizer, max_iter):
         trace.append((time.process_time() - begun, step.objective))
 
     run = Run(Monitor([keep]), torch.Generator().manual_seed(0), np.random.RandomState(0))
-    settings = StageSettings(optimizer, max_iter)
+    plan = plan_training(StageSettings(optimizer, max_iter), True, len(X))
     compare = name == "default"
-    fit_hyperparameters(rows, ExactGradient(), theta, settings, run, compare_starts=compare)
+    fit_hyperparameters(rows, ExactGradient(), theta, plan, run, compare_starts=compare)
     return trace
 
 

@@ -86,16 +86,14 @@ def product(args):
     import torch
 
     from skscalablegp.kernels import compile_kernel, default_kernel
-    from skscalablegp.linalg.operators import KernelOperator, _kernel
+    from skscalablegp.linalg.operators import KernelOperator
 
-    if args.tile:
-        _kernel._CPU_TILE = args.tile[0]
     n, d, generator = args.product_rows, args.columns, torch.Generator().manual_seed(0)
     X, V = (torch.randn(n, k, generator=generator) for k in (d, 65))
     kernel = compile_kernel(default_kernel(d), d)
     theta = kernel.theta0
     theta[1:-1] = 0.5 * np.log(d)  # typical distances are about 1
-    operator = KernelOperator(kernel, theta, X)
+    operator = KernelOperator(kernel, theta, X, tile=args.tile[0] if args.tile else None)
     operator.matmul(V)
     print("begins", flush=True)
     return [clocked(lambda: operator.matmul(V)) for _ in range(args.repeats)]

@@ -66,6 +66,7 @@ def main(argv=None):
                 status=model.fit_report_.status,
                 seconds={k: round(v, 2) for k, v in model.fit_report_.seconds.items()},
             )
+            searches = searched(model, X_test)
             start_add = time.process_time()
             model.partial_fit(X_test[:10], y_test[:10])
             added = time.process_time() - start_add
@@ -80,6 +81,7 @@ def main(argv=None):
                 n_features=X.shape[1],
                 **scores(y_test, dict(mean=mean, std=std)),
                 **facts,
+                **searches,
                 fit_cpu_seconds=round(fitted[0] - start[0], 2),
                 fit_wall_seconds=round(fitted[1] - start[1], 2),
                 predict_cpu_ms_a_row=round(1e3 * predicted / len(X_test), 3),
@@ -93,6 +95,31 @@ def main(argv=None):
                 command=shlex.join(["python", "benchmarks/neighbors.py", *(argv or sys.argv[1:])]),
             )
             print(json.dumps(plain(line), allow_nan=False), flush=True)
+
+
+def searched(model, X):
+    """What the search for neighbours takes and finds, as a model does it and exactly."""
+    from copy import copy
+
+    import numpy as np
+    import torch
+
+    posterior = model._posterior()
+    if not hasattr(posterior, "_index"):
+        return {}
+    own, exact = posterior._index, copy(posterior._index)
+    exact._slack = 0.0
+    points, times, found = posterior._metric(torch.as_tensor(X)), [], []
+    for index in (own, exact):
+        start = time.process_time()
+        found.append(index.nearest(points, model.n_neighbors_)[1])
+        times.append(round(1e3 * (time.process_time() - start) / len(X), 3))
+    shared = [len(np.intersect1d(a, b)) / len(a) for a, b in zip(*found, strict=True)]
+    return dict(
+        search_cpu_ms_a_row=times[0],
+        exact_search_cpu_ms_a_row=times[1],
+        search_recall=round(float(np.mean(shared)), 4),
+    )
 
 
 def table(name, args):

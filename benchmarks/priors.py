@@ -8,7 +8,7 @@
 IterativeGPRegressor with its default kernel is fitted to 30 to 500 rows of twelve sets: functions
 drawn from Gaussian processes, with noise and (exact-2, exact-5) without, Friedman's function, two
 of scikit-learn's bundled sets and five UCI sets. The rule of the default was drawn from these; the
-eleven sets of FRESH, which it had not seen, judge it:
+eleven sets of FRESH, which it had not seen, evaluate it:
 
     python benchmarks/priors.py --sets fresh --rows 30 60 120 500 --prior none noise
 

@@ -30,6 +30,7 @@ import statistics
 import subprocess
 import sys
 import time
+from functools import partial
 
 
 def main(argv=None):
@@ -84,10 +85,6 @@ def setup(args):
     import torch
 
     torch.set_num_threads(args.threads)
-    if args.tile:
-        import skscalablegp.linalg.operators._kernel as module
-
-        module._CPU_TILE = module._GPU_TILE = args.tile
     from skscalablegp.kernels import compile_kernel, default_kernel
     from skscalablegp.linalg.operators import KernelOperator
 
@@ -99,7 +96,8 @@ def setup(args):
     theta = kernel.theta0
     theta[1:-1] = 0.5 * torch.log(torch.tensor(float(args.d)))  # typical distances are about 1
     theta[-1] = -3.0
-    return X, V, theta, lambda rows, keep: KernelOperator(kernel, theta, rows, keep=keep)
+    made = partial(KernelOperator, kernel, theta, tile=args.tile)
+    return X, V, theta, lambda rows, keep: made(rows, keep=keep)
 
 
 def compare(args):

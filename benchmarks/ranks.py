@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
-"""Time products, solves and fits on 1, 2 ... ranks of one thread each.
+"""Time products, solves and fits on 1, 2 ... ranks of one thread each, or of several.
 
     python benchmarks/ranks.py
+    python benchmarks/ranks.py --ranks 1 2 1 --threads 1 1 2 --rounds 3
     python benchmarks/ranks.py --part product --ranks 1 2 --rows 20000 --columns 8 --sides 65
 
 One JSON line a measurement, with the command, the commit and the load of the machine. The ranks are
@@ -33,12 +34,12 @@ import time
 import warnings
 from datetime import date
 from importlib.metadata import version
+from itertools import cycle
 from pathlib import Path
 
 import numpy as np
 
 ROOT = Path(__file__).resolve().parent.parent
-THREADS = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
 
 
 def data(args):
@@ -184,7 +185,7 @@ def rank(args):
         def measure(self):
             return fits(args) if args.part == "fit" else products(args)
 
-    torch.set_num_threads(1)
+    torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
     warnings.simplefilter("ignore")
     if args.part == "own":
         own_rows(args)
@@ -195,7 +196,7 @@ def rank(args):
             print(json.dumps(found), flush=True)
 
 
-def launched(args, part, size):
+def launched(args, part, size, threads):
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         port = found.getsockname()[1]
@@ -206,7 +207,8 @@ def launched(args, part, size):
     for number in range(size):
         names = {"RANK": number, "LOCAL_RANK": number, "WORLD_SIZE": size, "MASTER_PORT": port}
         names = {k: str(v) for k, v in names.items()} | {"MASTER_ADDR": "127.0.0.1"}
-        environment = {**os.environ, **THREADS, **names, "PYTHONPATH": str(ROOT)}
+        names |= dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(threads))
+        environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", **names, "PYTHONPATH": str(ROOT)}
         ranks.append(subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True))
     said = [process.communicate()[0] for process in ranks]
     if any(process.returncode for process in ranks):
@@ -220,6 +222,13 @@ def main():
     )
     parser.add_argument("--part", nargs="+", default=["product"])
     parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2])
+    parser.add_argument(
+        "--threads",
+        type=int,
+        nargs="+",
+        default=[1],
+        help="of a rank, or of each of --ranks",
+    )
     parser.add_argument("--rows", type=int, default=20_000)
     parser.add_argument("--columns", type=int, default=8)
     parser.add_argument("--sides", type=int, default=65, help="columns of V")
@@ -252,10 +261,10 @@ def main():
     }
     for part in args.part:
         for turn in range(args.rounds):
-            for size in args.ranks:
+            for size, count in zip(args.ranks, cycle(args.threads)):
                 load = [round(x, 2) for x in os.getloadavg()]
-                line = {"part": part, "ranks": size, "turn": turn, "load": load}
-                print(json.dumps(line | launched(args, part, size) | about), flush=True)
+                line = {"part": part, "ranks": size, "threads": count, "turn": turn, "load": load}
+                print(json.dumps(line | launched(args, part, size, count) | about), flush=True)
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ they took are in the line.
 """
 
 import numpy as np
-from compare_baselines import HistGradientBoostingRegressor  # noqa: F401
+from compare_baselines import HistGradientBoostingRegressor
 from sklearn.model_selection import train_test_split
 
 

@@ -33,7 +33,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-import compare  # noqa: E402
+import compare
 
 compare.SCRIPT, compare.MODULE, compare.RESULTS = __file__, "rival_models", "rivals.jsonl"
 compare.BASELINES = [

@@ -21,8 +21,9 @@ GPBoostVIF              30 neighbours beside 200 inducing points
 Reference               2,000 neighbours with the hyperparameters of the drawn function
 
 --max-seconds limits training, as each of them knows it (GPBoost does not), in processor seconds of
-both threads; a whole cell is cut at twice that and a minute. nll is the mean negative log
-density of the noisy test targets. A function without error would have -0.884.
+all threads; a whole cell is cut at --cut-seconds, or twice that and a minute. nll is the mean
+negative log density of the noisy test targets. A function without error would have -0.884. --tables
+names a folder in which the drawn rows are kept, so that each cell reads them.
 """
 
 import argparse
@@ -39,9 +40,9 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-import compare  # noqa: E402
-from compare_report import simple_table  # noqa: E402
-from starts import read, write  # noqa: E402
+import compare
+from compare_report import simple_table
+from starts import read, write
 
 ROWS = [100, 300, 1000, 3000, 10_000, 30_000, 100_000, 300_000, 1_000_000]
 PEERS = ["SklearnGaussianProcess", "GPyTorchSVGP", "GPBoostVecchia", "GPBoostVIF"]
@@ -77,18 +78,21 @@ def parse_args(argv):
     parser.add_argument("--rows", nargs="+", type=int, metavar="N", help="default: nine sizes")
     parser.add_argument("--estimators", nargs="+", metavar="NAME", help="default: all")
     parser.add_argument("--max-seconds", type=float, default=120.0, help="of training")
+    parser.add_argument("--cut-seconds", type=float, help="of a whole cell")
     parser.add_argument("--max-gigabytes", type=float, default=8.0, help="of a cell's own data")
     parser.add_argument("--n-test", type=int, default=1000)
     parser.add_argument("--clock", choices=("wall", "cpu"), default="cpu", help="of the limits")
     parser.add_argument("--seed", type=int, default=0, help="of the table and of random_state")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--again", action="store_true", help="measure what is there, too")
+    parser.add_argument("--tables", metavar="FOLDER", help="keep the drawn rows there")
     parser.add_argument("--doc", metavar="FOLDER", help="write table and picture; measures nothing")
     parser.add_argument("--machine", default=f"{os.cpu_count()}-core {platform.machine()} CPU")
     parser.add_argument("--out", default=str(compare.HERE / "results" / "scale.jsonl"))
     parser.add_argument("--cell", help=argparse.SUPPRESS)
     args = parser.parse_args(argv)
-    args.cut_seconds = (2 * args.max_seconds + 60) / args.threads  # of each, as compare.py has it
+    cut = args.cut_seconds or 2 * args.max_seconds + 60
+    args.cut_seconds = cut / args.threads  # of each, as compare.py has it
     return args
 
 
@@ -111,7 +115,8 @@ def measure(args, estimators):
             if not args.again and (is_done(lines, cell) or is_over(lines, cell)):
                 continue
             facts = dict(dataset="drawn", split=0, max_gigabytes=args.max_gigabytes)
-            line = compare.measure(cell | facts, args)
+            line = compare.measure(cell | facts | dict(tables=args.tables), args)
+            del line["tables"]
             line["command"] = command(cell)
             write(args.out, line)
             print(said(line), flush=True)
@@ -157,14 +162,14 @@ def said(line):
 
 def run_cell(cell):
     import uci
-    from scale_cells import drawn
+    from scale_cells import kept
 
     from skscalablegp._clock import clock
 
     # What a process has allocated: addresses that it only reserves are not counted.
     limit = int(cell["max_gigabytes"] * 2**30)
     resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
-    uci.load = lambda name, split, n, seed: drawn(n, cell["n_test"], seed)
+    uci.load = lambda name, split, n, seed: kept(cell["tables"], n, cell["n_test"], seed)
     own_make = compare.make
     # The package's budgets count on either clock.
     compare.make = lambda cell, budget: own_make(cell | {"clock": "wall"}, budget)

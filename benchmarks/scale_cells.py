@@ -4,6 +4,8 @@ As in compare_baselines.py, `budget` is a callable: true when the time is up. GP
 itself, so that only the limit of a whole cell ends it.
 """
 
+from pathlib import Path
+
 import compare_baselines
 import numpy as np
 import rival_models
@@ -44,6 +46,22 @@ def drawn(n, n_test, seed):
         return X, y + NOISE * noise.standard_normal(n)
 
     (X, y), (X_test, y_test) = part(rows, n), part(test, n_test)
+    return X, X_test, y, y_test
+
+
+def kept(folder, n, n_test, seed):
+    """`drawn`, from a file of the folder if it has as many rows."""
+    if folder is None:
+        return drawn(n, n_test, seed)
+    path = Path(folder) / f"drawn-{n_test}-{seed}.npz"
+    if path.exists():
+        with np.load(path) as found:
+            X, X_test, y, y_test = (found[name] for name in ("X", "X_test", "y", "y_test"))
+        if len(X) >= n:
+            return X[:n].copy(), X_test, y[:n].copy(), y_test
+    X, X_test, y, y_test = drawn(n, n_test, seed)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    np.savez(path, X=X, X_test=X_test, y=y, y_test=y_test)
     return X, X_test, y, y_test
 
 

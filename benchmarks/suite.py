@@ -18,7 +18,7 @@ more, and reported as it comes; a later change needs other tables. A table never
 A cell is one estimator, table and split, at one budget, run by one thread in a process of its own,
 as compare.py does it: what the output file has is skipped (--again measures it once more, and the
 last line counts), a cell that fails, is cut or outgrows --max-gigabytes is a line that says so, and
-so is one whose package is not installed, which is asked for again. The three parts to judge by
+so is one whose package is not installed, which is asked for again. The three test parts
 have a tenth of the rows each, at most 10,000, and do not overlap.
 
 Budgets (--max-seconds) are those of this package's estimators, of scikit-learn's Gaussian process
@@ -56,11 +56,11 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-import compare  # noqa: E402
-import suite_report  # noqa: E402
-from starts import read, write  # noqa: E402
-from suite_scores import CALIBRATION, SCORES  # noqa: E402
-from suite_tables import SPLITS, TABLES, load  # noqa: E402
+import compare
+import suite_report
+from starts import read, write
+from suite_scores import CALIBRATION, SCORES
+from suite_tables import SPLITS, TABLES, load
 
 # This package's, which have budgets; the first of each encodes its columns itself.
 OWN = [

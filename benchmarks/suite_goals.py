@@ -41,7 +41,7 @@ def goals(lines, classes, budgets, members):
     return ["goal", "asked", *(f"at {seconds:g} s" for seconds in ends)], rows
 
 
-def judged(value, met, form="{:.2f}"):
+def marked(value, met, form="{:.2f}"):
     text = form.format(value)
     return text if met else f"{text}, missed"
 
@@ -52,7 +52,7 @@ def place(lines, classes, name, auto):
     means = rankdata(scores[name], axis=1).mean(axis=0)
     mine = means[estimators.index(auto)]
     rank = 1 + int((means < mine).sum())
-    return judged(mine, rank == 1, "{:.2f}" + f" (place {rank} of {len(means)})")
+    return marked(mine, rank == 1, "{:.2f}" + f" (place {rank} of {len(means)})")
 
 
 def apart(lines, auto, other):
@@ -70,11 +70,11 @@ def against_catboost(at, auto):
     if not all(map(len, gaps)):
         return []
     shares = [
-        judged(np.mean(gap < 0), np.mean(gap < 0) >= asked, "{:.2f}" + f" of {len(gap)}")
+        marked(np.mean(gap < 0), np.mean(gap < 0) >= asked, "{:.2f}" + f" of {len(gap)}")
         for gap, asked in zip(gaps, BELOW_CATBOOST, strict=True)
     ]
     excess = [
-        judged(gap.max(), asked is None or gap.max() <= asked, "{:+.3f}")
+        marked(gap.max(), asked is None or gap.max() <= asked, "{:+.3f}")
         for gap, asked in zip(gaps, OVER_CATBOOST, strict=True)
     ]
     return [
@@ -88,7 +88,7 @@ def against_members(at, auto, members):
     if not all(map(len, found)):
         return []
     within = [
-        judged(
+        marked(
             np.mean(gap <= suite_scores.ALIKE),
             np.mean(gap <= suite_scores.ALIKE) >= asked,
             "{:.2f}" + f" of {len(gap)}",
@@ -96,7 +96,7 @@ def against_members(at, auto, members):
         for gap, asked in zip(found, WITHIN_MEMBERS, strict=True)
     ]
     excess = [
-        judged(gap.max(), gap.max() <= asked, "{:+.3f}")
+        marked(gap.max(), gap.max() <= asked, "{:+.3f}")
         for gap, asked in zip(found, OVER_MEMBERS, strict=True)
     ]
     return [
@@ -110,8 +110,8 @@ def against_members(at, auto, members):
 
 
 def calibrated(at, classes, auto):
-    """Coverage or calibration error, where enough rows are judged."""
-    name, enough = suite_scores.CALIBRATION[classes], suite_scores.JUDGED[classes]
+    """Coverage or calibration error, where there are enough test rows."""
+    name, enough = suite_scores.CALIBRATION[classes], suite_scores.FEWEST_TEST_ROWS[classes]
     cells = []
     for some in at:
         known = [
@@ -122,10 +122,10 @@ def calibrated(at, classes, auto):
             return []
         low, high = min(known), max(known)
         if classes:
-            cells.append(judged(high, high <= CALIBRATION_ERROR, "{:.3f}"))
+            cells.append(marked(high, high <= CALIBRATION_ERROR, "{:.3f}"))
         else:
             met = COVERED[0] <= low and high <= COVERED[1]
-            cells.append(judged(low, met, "{:.3f} to " + f"{high:.3f}"))
+            cells.append(marked(low, met, "{:.3f} to " + f"{high:.3f}"))
     if classes:
         return [["largest calibration error", f"at most {CALIBRATION_ERROR:g}", *cells]]
     return [["coverage of 95 % intervals", "{:g} to {:g}".format(*COVERED), *cells]]
@@ -134,7 +134,7 @@ def calibrated(at, classes, auto):
 def rise(lines, budgets, auto):
     gaps = suite_scores.rises(lines, False, budgets, auto)
     largest = max(gaps.values(), default=math.nan)
-    text = judged(largest, largest <= RISE, "{:+.3f}")
+    text = marked(largest, largest <= RISE, "{:+.3f}")
     return ["largest rise between the budgets", f"at most {RISE:g}", "", text]
 
 
@@ -145,5 +145,5 @@ def overrun(at, auto, ends):
         mine = [x for x in some if x["estimator"] == auto]
         took = [x.get("fit_cpu_seconds" if x["clock"] == "cpu" else "fit_seconds") for x in mine]
         longest = max((value for value in took if value is not None), default=math.nan)
-        cells.append(judged(longest, longest <= OVERRUN * seconds + SPARE, "{:.1f} s"))
+        cells.append(marked(longest, longest <= OVERRUN * seconds + SPARE, "{:.1f} s"))
     return ["longest fit", f"at most a tenth and {SPARE:g} s over", *cells]

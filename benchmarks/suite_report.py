@@ -22,7 +22,7 @@ from suite_scores import (
     AUTO,
     CALIBRATION,
     CATBOOST,
-    JUDGED,
+    FEWEST_TEST_ROWS,
     SCORES,
     SHOWN,
     at_budget,
@@ -150,8 +150,8 @@ def average(lines, name):
 
 
 def calibration(lines, classes):
-    """The range of coverage or of the calibration error where enough rows are judged."""
-    name, enough = CALIBRATION[classes], JUDGED[classes]
+    """The range of coverage or of the calibration error where there are enough test rows."""
+    name, enough = CALIBRATION[classes], FEWEST_TEST_ROWS[classes]
     known = [x[name] for x in lines if x.get(name) is not None and x.get("n_test", 0) >= enough]
     return f"{min(known):.3f} to {max(known):.3f}" if known else ""
 

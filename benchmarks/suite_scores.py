@@ -9,8 +9,8 @@ SCORES = {False: ("nll", "crps"), True: ("log_loss", "brier")}
 AUTO = {False: "AutoGPRegressor", True: "AutoGPClassifier"}
 CATBOOST = {False: "CatBoostUncertainty", True: "CatBoostClassifier"}
 CALIBRATION = {False: "coverage95", True: "ece"}
-# Fewer judged rows say too little about calibration.
-JUDGED = {False: 300, True: 1000}
+# Fewer test rows contain too little information about calibration.
+FEWEST_TEST_ROWS = {False: 300, True: 1000}
 # An excess that counts as none.
 ALIKE = 0.03
 SHOWN = {"nll": "NLL", "crps": "CRPS", "log_loss": "log loss", "brier": "Brier score"}
@@ -36,8 +36,8 @@ class Scored(NamedTuple):
 def scored(lines, classes):
     cells = by_cell(lines)
     names, estimators = (sorted(set(found)) for found in zip(*cells, strict=True))
-    judge = [AUTO[classes]] if AUTO[classes] in estimators else estimators
-    tables = [t for t in names if all((t, e) in cells for e in judge)]
+    needed = [AUTO[classes]] if AUTO[classes] in estimators else estimators
+    tables = [t for t in names if all((t, e) in cells for e in needed)]
     whole = [e for e in estimators if all((t, e) in cells for t in tables)]
     scores = {
         name: np.array([[mean_of(cells[t, e], name) for e in whole] for t in tables])

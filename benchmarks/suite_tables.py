@@ -76,7 +76,7 @@ class Table(NamedTuple):
 
 
 def load(name, split, n_train=0, seed=0):
-    """Rows to learn from, rows to judge by, and their targets, as ``train_test_split`` has them.
+    """Training rows, test rows, and their targets, as ``train_test_split`` has them.
 
     Columns are as they come, a data frame or an array. Targets are standardised by the rows to
     learn from; classes are 0, 1 and so on. `n_train` and `seed` are not used.
@@ -84,17 +84,17 @@ def load(name, split, n_train=0, seed=0):
     table = TABLES[name]
     if not 0 <= split < SPLITS:
         raise ValueError(f"split must be 0 to {SPLITS - 1}, got {split}")
-    X, y, learn, judge = _divided(table, split)
+    X, y, learn, test = _divided(table, split)
     if table.classes:
         y = np.unique(np.asarray(y), return_inverse=True)[1]
     else:
         y = np.asarray(y, dtype=float)
         y = (y - y[learn].mean()) / y[learn].std()
-    return _taken(X, learn), _taken(X, judge), y[learn], y[judge]
+    return _taken(X, learn), _taken(X, test), y[learn], y[test]
 
 
 def _divided(table, split):
-    """Columns, target, and the rows of each part; parts to judge by do not overlap."""
+    """Columns, target, and the rows of each part; test parts do not overlap."""
     if table.name in VALIDATED:
         # The published test rows are left out before anything is drawn.
         from skscalablegp.datasets import fetch_uci
@@ -104,8 +104,8 @@ def _divided(table, split):
         X, y = table.make()
     order = np.random.default_rng([*table.name.encode()]).permutation(len(X))
     m = min(len(X) // 10, MOST_TEST_ROWS)
-    judged = slice(split * m, (split + 1) * m)
-    return X, y, np.delete(order, judged), order[judged]
+    test = slice(split * m, (split + 1) * m)
+    return X, y, np.delete(order, test), order[test]
 
 
 def _taken(X, rows):

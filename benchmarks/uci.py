@@ -153,7 +153,7 @@ def make_estimator(name, params, seed):
 def load(dataset, split, n_train, seed):
     """The split's rows, standardised by its training rows, and cut to ``n_train`` of them.
 
-    The splits of "flights" are 300,000 rows to learn from and 10,000 to judge by, drawn anew.
+    The splits of "flights" are 300,000 training rows and 10,000 test rows, drawn anew.
     """
     import numpy as np
 

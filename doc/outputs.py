@@ -10,6 +10,7 @@ output of each block whose code is still the same; ``tests/test_documentation.py
 
 from __future__ import annotations
 
+import argparse
 import ast
 import contextlib
 import hashlib
@@ -19,6 +20,7 @@ import os
 import re
 import sys
 import tempfile
+import textwrap
 import time
 import warnings
 from pathlib import Path
@@ -35,6 +37,8 @@ _NOT_PAGES = ("generated", "auto_examples", "_build", "_templates", "outputs")
 _PROGRESS = re.compile(r"\d%\|.*step|\dstep \[|^\[KeOps\]")
 # Longer outputs are cut, since pages are read.
 _LINES = 60
+# Characters in a line of a page.
+_WIDTH = 76
 
 
 def sources() -> list[Path]:
@@ -96,6 +100,7 @@ def record(source: Path) -> None:
     import matplotlib
 
     import skscalablegp
+    from skscalablegp._clock import clock
 
     matplotlib.use("agg")
     name, entries = slug(source), []
@@ -103,25 +108,35 @@ def record(source: Path) -> None:
     FOLDER.mkdir(exist_ok=True)
     for old in FOLDER.glob(f"{name}-[0-9]*.png"):
         old.unlink()
-    printed = io.StringIO()
-    with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
-        for k, code in enumerate(blocks(source)):
-            printed.seek(0)
-            printed.truncate()
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                _run(code, str(source), names)
-            # A progress bar begins each of its states with a carriage return.
-            text = [line for line in printed.getvalue().rstrip().split("\n") if "\r" not in line]
-            text = [line.rstrip() for line in text if not _PROGRESS.search(line)]
-            text = text if any(text) else []
-            if len(text) > _LINES:
-                text = [*text[:_LINES], "..."]
-            pictures = _saved_figures(f"{name}-{k}")
-            entries.append({"code": key(code), "text": text, "pictures": pictures})
+    for k, code in enumerate(blocks(source)):
+        # Budgets and reports count processor seconds, which a busy machine hardly changes.
+        with warnings.catch_warnings(), clock(time.process_time):
+            warnings.simplefilter("ignore")
+            text = printed(code, str(source), names)
+        pictures = _saved_figures(f"{name}-{k}")
+        entries.append({"code": key(code), "text": text, "pictures": pictures})
     kept = {"version": skscalablegp.__version__, "blocks": entries}
     path = FOLDER / f"{name}.json"
     path.write_text(json.dumps(kept, indent=1, ensure_ascii=False) + "\n", "utf-8")
+
+
+def printed(code: str, path: str, names: dict) -> list[str]:
+    """The lines that a block prints when it is run."""
+    kept = io.StringIO()
+    with contextlib.redirect_stdout(kept), contextlib.redirect_stderr(kept):
+        _run(code, path, names)
+    # A progress bar begins each of its states with a carriage return.
+    text = [line for line in kept.getvalue().rstrip().split("\n") if "\r" not in line]
+    text = [line.rstrip() for line in text if not _PROGRESS.search(line)]
+    if len(text) > _LINES:
+        text = [*text[:_LINES], "..."]
+    return text if any(text) else []
+
+
+def words(lines: list[str]) -> list[str]:
+    """Printed lines without numbers, spaces and punctuation, which differ between machines."""
+    found = [" ".join(re.findall(r"[A-Za-z_]{3,}", line)) for line in lines]
+    return [line for line in found if line]
 
 
 def _run(code: str, path: str, names: dict) -> None:
@@ -181,10 +196,19 @@ def _shown(entry: dict, margin: str) -> list[str]:
     lines = []
     if entry["text"]:
         lines += [".. code-block:: none", "   :class: output", ""]
-        lines += [f"   {line}" for line in entry["text"]] + [""]
+        lines += [f"   {line}" for text in entry["text"] for line in _wrapped(text)] + [""]
     for picture in entry["pictures"]:
         lines += [f".. image:: /outputs/{picture}", "   :alt: The figure that this code draws", ""]
     return ["", *(margin + line if line else "" for line in lines)]
+
+
+def _wrapped(line: str) -> list[str]:
+    """A long sentence in lines as wide as a page; the columns of a table stay together."""
+    if len(line) <= _WIDTH or "   " in line.strip():
+        return [line]
+    return textwrap.wrap(
+        line, _WIDTH, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False
+    )
 
 
 def setup(app):
@@ -200,9 +224,21 @@ def setup(app):
     return {"parallel_read_safe": True}
 
 
-def main(paths: list[str]) -> None:
+def main(arguments: list[str] | None = None) -> None:
     """Record the outputs of these pages and examples, or of all."""
-    given = [Path(path).resolve() for path in paths] or sources()
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    known = {path.relative_to(ROOT).as_posix(): path for path in sources()}
+    parser.add_argument("pages", nargs="*", metavar="PAGE", help="default: all pages and examples")
+    given = []
+    for name in parser.parse_args(arguments).pages or known:
+        path = (ROOT / name if name in known else Path(name)).resolve()
+        if path not in known.values():
+            parser.error(
+                f"{name} has no Python code to record. Pages that have: {', '.join(known)}"
+            )
+        given.append(path)
     with tempfile.TemporaryDirectory() as folder:
         os.chdir(folder)  # pages write files
         sys.argv = [""]
@@ -213,4 +249,4 @@ def main(paths: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()

@@ -13,6 +13,7 @@ END = ".. scores end\n"
 DATA_SETS = ("pol", "elevators", "bike", "kin40k", "protein", "keggdirected")
 # Heading, file of results, name of the estimator there.
 COLUMNS = (
+    ("AutoGP-\nRegressor", "compare", "AutoGPRegressor"),
     ("Iterative-\nGPRegressor", "compare", "IterativeGPRegressor"),
     ("SCGDDKL-\nRegressor", "compare", "SCGDDKLRegressor"),
     ("noise model\nover trees", "rivals", "HeteroscedasticTrees"),

@@ -88,8 +88,8 @@ mean += X_test["dep_delay"].to_numpy()
 seconds = time.perf_counter() - start
 
 # %%
-# Two references
-# --------------
+# Two baselines
+# -------------
 # scikit-learn's own Gaussian process with the same kernel. The time of its fit grows with the cube
 # of the rows, so that it learns from 300 flights only. The encoder is that of all training flights,
 # because few rows may lack some airlines.
@@ -108,7 +108,7 @@ reference_mean += X_test["dep_delay"].to_numpy()
 reference_time = time.perf_counter() - start
 
 # %%
-# And gradient boosting, which gives no uncertainty.
+# The second baseline is gradient boosting, which predicts no uncertainty.
 
 start = time.perf_counter()
 boosting = HistGradientBoostingRegressor(categorical_features="from_dtype", random_state=0)

@@ -66,7 +66,7 @@ plt.show()
 # ------------------------------
 #
 # Boosted trees predict the delay of flights without a standard deviation, which is learned here
-# from errors on rows that cross-fitting leaves out. ``tails="auto"`` also tries distributions with
+# from their errors on held-out rows. ``tails="auto"`` also tries distributions with
 # heavier tails than the normal.
 
 flights, delay = fetch_flights(n_rows=6000, return_X_y=True)

@@ -2,8 +2,8 @@
 Intervals of a Gaussian process and of boosting
 ===============================================
 
-A prediction interval should be narrow where many rows agree, wide where the noise is large, and
-wider still where there are no rows at all. Gradient boosting learns the two ends of an interval as
+A prediction interval should be narrow between many training rows, wider where the noise is large,
+and widest where there are no training rows. Gradient boosting learns the two ends of an interval as
 quantiles. It adapts to the noise, but where there are no rows, it repeats the interval of the
 nearest ones. A Gaussian process adapts to both.
 """
@@ -70,7 +70,7 @@ for ax, (name, found, color) in zip(axes, panels, strict=True):
     low, high = found.T
     inside = np.mean((low <= y_new) & (y_new <= high))
     score = interval_score(y_new, low, high, coverage=0.95)
-    print(f"{name:18s} holds {inside:.1%} of new targets, interval score {score:.2f}")
+    print(f"{name:18s}: {inside:.1%} of new targets inside, interval score {score:.2f}")
     x = X_new[:, 0]
     ax.axvspan(2.2, 3.7, color="0.93", label="no training rows")
     ax.fill_between(x, low, high, color=color, alpha=0.3, label="95 % interval")

@@ -10,8 +10,10 @@ Start here:
 
 Methods from papers: `RRCGRegressor`, `SSRFFRegressor`, `RFFRegressor`, `SGPRRegressor`,
 `PoERegressor`, `SCGDDKLRegressor`, `MinimaxDKLRegressor`, `BSGDDKLRegressor`, `QSGPRegressor`,
-`QSGPClassifier`, `QSRVMRegressor`, `LOVEPredictor`; and over other estimators
-`HeteroscedasticRegressor`, `MeanFunctionRegressor`, `StackedGPRegressor`.
+`QSGPClassifier`, `QSRVMRegressor`, `LOVEPredictor`.
+
+Wrappers of other regressors: `HeteroscedasticRegressor`, `MeanFunctionRegressor`,
+`StackedGPRegressor`.
 
 The file ``__init__.pyi`` lists the public names, for editors and type checkers and for this module,
 which imports each of them when it is first used.

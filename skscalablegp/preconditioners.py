@@ -1,5 +1,6 @@
 """Preconditioners: values of ``preconditioner=``."""
 
+from .linalg.preconditioners import PIC as PIC
 from .linalg.preconditioners import Nystrom as Nystrom
 from .linalg.preconditioners import PivotedCholesky as PivotedCholesky
 from .linalg.preconditioners import Preconditioner as Preconditioner

@@ -111,6 +111,23 @@ def set_workers(monkeypatch):
 
 
 @pytest.fixture
+def thresholds(monkeypatch):
+    """A function that sets numbers of rows at which iterative models change what they do."""
+    from skscalablegp.models.iterative import _final_solve, _plan
+
+    def set_to(**rows):
+        for name, n in rows.items():
+            if isinstance(getattr(_plan, name), dict):
+                monkeypatch.setitem(getattr(_plan, name), "cpu", n)
+                continue
+            for module in (_plan, _final_solve):
+                if hasattr(module, name):
+                    monkeypatch.setattr(module, name, n)
+
+    return set_to
+
+
+@pytest.fixture
 def gpu():
     """The CUDA device; skips where there is none."""
     if not torch.cuda.is_available():

@@ -17,6 +17,8 @@ import traceback
 import warnings
 from pathlib import Path
 
+ROOT = Path(__file__).resolve().parent.parent
+
 
 def code_blocks(path):
     """(line number, code, what it needs or None) of each Python block of a page."""
@@ -47,17 +49,35 @@ def indent(line):
 
 
 def run_page(path):
-    """All blocks in one namespace, as a reader pastes them; a fit cut by a limit fails."""
+    """All blocks in one namespace, as a reader pastes them; a fit cut by a limit fails.
+
+    So does a block that prints other words than the documentation shows below it.
+    """
     from sklearn.exceptions import ConvergenceWarning, FitFailedWarning
 
+    from skscalablegp._clock import clock
+
+    sys.path.insert(0, str(ROOT / "doc"))
+    import outputs
+
+    blocks = []
+    if ROOT / "doc" in Path(path).resolve().parents:
+        blocks = outputs.recorded(outputs.slug(Path(path))).get("blocks", ())
+    shown = iter(blocks)
     names = {"__name__": "page"}
-    with warnings.catch_warnings():
+    # Budgets count processor seconds, so that a busy machine cuts no fit short.
+    with warnings.catch_warnings(), clock(time.process_time):
         warnings.simplefilter("error", ConvergenceWarning)
         warnings.simplefilter("error", FitFailedWarning)
         for line, code, need in code_blocks(path):
-            if need is None:
-                # Line numbers of a failure are those of the page.
-                exec(compile("\n" * line + code, str(path), "exec"), names)
+            if need is not None:
+                continue
+            # Line numbers of a failure are those of the page.
+            found = outputs.words(outputs.printed("\n" * line + code, str(path), names))
+            block = next(shown, {"text": found})
+            told = outputs.words(block["text"])
+            again = f"run python doc/outputs.py {path}"
+            assert found == told, f"line {line} prints {found}, recorded: {told}; {again}"
 
 
 def run_docstrings(module):

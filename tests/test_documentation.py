@@ -153,6 +153,14 @@ def test_outputs_are_shown_below_their_code(tmp_path, monkeypatch):
     assert "none" not in made.with_outputs("a", page.format("print(2)"))
 
 
+def test_long_sentences_are_wrapped_and_tables_are_not():
+    made = outputs()
+    entry = {"text": ["word " * 40, "a    " * 40], "pictures": []}
+    shown = made._shown(entry, "")
+    assert max(len(line) for line in shown if "word" in line) < 90
+    assert sum("word" in line for line in shown) > 1 == sum("a  " in line for line in shown)
+
+
 @pytest.mark.slow
 def test_docstring_examples_run(tmp_path):
     run_shown_code("docstrings", folder=tmp_path)
@@ -189,7 +197,7 @@ def test_front_pages_show_the_code_of_their_picture():
 
 # ------------------------------------------------------------------ figures
 
-SCALE = "Gaussian processes for up to 300,000 rows, as scikit-learn estimators"
+SCALE = "Gaussian processes for up to a million rows, as scikit-learn estimators"
 
 
 def test_one_statement_of_scale():
@@ -199,7 +207,7 @@ def test_one_statement_of_scale():
     for name in ("README.rst", "doc/index.rst"):
         assert f"**{SCALE}.**" in (ROOT / name).read_text("utf-8"), name
     measured = (ROOT / "benchmarks" / "results" / "neighbors.jsonl").read_text("utf-8")
-    assert '"n_train": 317346' in measured
+    assert '"n_train": 1000000' in measured
 
 
 def test_scores_of_the_readme_are_those_that_were_measured():
@@ -210,3 +218,21 @@ def test_scores_of_the_readme_are_those_that_were_measured():
     assert scores.BEGIN + "\n" + scores.table() + "\n" + scores.END in text, (
         "the results have changed: run python doc/scores.py"
     )
+
+
+REPORTS = {
+    "compare_report.py": ("--out",),
+    "suite.py": ("--part", "kept", "--clock", "cpu", "--splits", "0", "--doc"),
+}
+
+
+@pytest.mark.parametrize("script", REPORTS)
+def test_tables_of_scores_are_those_that_were_measured(script, tmp_path):
+    """Each table that a script makes of ``benchmarks/results`` is the one that a page includes."""
+    command = [sys.executable, str(ROOT / "benchmarks" / script), *REPORTS[script], str(tmp_path)]
+    subprocess.run(command, check=True, env={**os.environ, "PYTHONPATH": str(ROOT)})
+    made = sorted(tmp_path.glob("*.inc"))
+    assert made
+    for path in made:
+        kept = (ROOT / "doc" / path.name).read_text("utf-8")
+        assert path.read_text("utf-8") == kept, " ".join(["run", script, *REPORTS[script], "doc"])

@@ -172,6 +172,29 @@ def test_one_place_handles_interrupts_and_one_reads_the_clock(pattern, place):
     assert found == {place}
 
 
+def test_shares_of_time_stand_in_one_table():
+    """`Budget.share` and the like take a name in `SHARES`, all that is left, or a computation."""
+
+    def is_own(node):
+        number = isinstance(node, ast.Constant) and isinstance(node.value, float)
+        constant = isinstance(node, ast.Name) and node.id.isupper()
+        return constant or (number and node.value not in (0.0, 1.0))
+
+    calls = [
+        (path, node)
+        for path in SOURCES
+        for node in ast.walk(parsed(path))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.args
+        if node.func.attr in ("share", "at_least", "reserve") and path.name != "_budget.py"
+    ]
+    own = [
+        f"{module_name(path)}:{node.lineno}"
+        for path, node in calls
+        if any(map(is_own, ast.walk(node.args[0])))
+    ]
+    assert len(calls) > 15 and not own
+
+
 def test_modules_inside_folders_are_private():
     public = [
         str(p.relative_to(PACKAGE))

@@ -38,6 +38,17 @@ def test_smaller_tables_are_the_first_rows_of_larger_ones(scale):
     assert not np.isin(X_test[:, 0], X[:, 0]).any()
 
 
+def test_kept_tables_are_the_drawn_ones(scale, tmp_path):
+    cells = import_module("scale_cells")
+    first = cells.kept(tmp_path / "tables", 60, 20, 0)
+    cells.drawn = None  # Fewer rows come from the file.
+    again = cells.kept(tmp_path / "tables", 60, 20, 0)
+    few = cells.kept(tmp_path / "tables", 25, 20, 0)
+    for whole, read, part, n in zip(first, again, few, (25, 20, 25, 20), strict=True):
+        np.testing.assert_array_equal(read, whole)
+        np.testing.assert_array_equal(part, whole[:n])
+
+
 def test_the_drawn_function_has_the_kernel_of_the_reference(scale):
     """Its length scales are the most likely ones, and the targets whitened by it are normal."""
     from sklearn.gaussian_process.kernels import Matern
@@ -105,3 +116,21 @@ def test_the_page_of_solvers_has_what_was_measured():
     for line in lines:
         shown = f"{line['nll']:.3f}" if line["nll"] < 10 else f"{line['nll']:.1f}"
         assert f" {shown}" in page, line["solver"]
+
+
+def test_the_page_of_solvers_has_the_counts_of_many_problems():
+    text = (ROOT / "benchmarks" / "results" / "sketch_many.jsonl").read_text("utf-8")
+    page = (ROOT / "doc" / "explanation" / "iterative_solvers.rst").read_text("utf-8")
+    lines = [json.loads(line) for line in text.splitlines()]
+    shown = page.split("50 drawn processes")[1].split("Choices made here")[0]
+    for solver in dict.fromkeys(line["solver"] for line in lines):
+        own = [line for line in lines if line["solver"] == solver]
+        assert sorted(line["problem"] for line in own) == list(range(50))
+        left = np.array([line["residual"] for line in own])
+        worse = np.array([line["nll"] - line["exact_nll"] for line in own])
+        cells = [f"{np.median(left):.4f}", (left > 0.1).sum(), (left > 1).sum()]
+        cells.append((worse > 0.1).sum())
+        assert "".join(f"     - {cell}\n" for cell in cells) in shown, solver
+    # Where the preconditioner fails, single precision does not resolve the matrix.
+    failed = [x for x in lines if x["solver"] == "block_cg, PIC" and x["residual"] > 0.1]
+    assert all(x["condition"] > 2**24 for x in failed)

@@ -72,7 +72,7 @@ def test_drawn_tables(suite, name):
         tests.append(Xt)
         if not table.classes:
             assert abs(y.mean()) < 1e-9 and y.std() == pytest.approx(1)
-    # Parts to judge by do not overlap, and a name always gives the same rows.
+    # Test parts do not overlap, and a name always gives the same rows.
     assert len(np.unique(np.vstack(tests), axis=0)) == sum(map(len, tests))
     np.testing.assert_array_equal(suite.load(name, 2)[1], tests[2])
 

@@ -76,9 +76,9 @@ def regressor(method, d, ard=True, **settings):
 def exact_path(model, X, y, steps=(0, 10, 25, 50, 75, 100)):
     """The exact log likelihood a row along training."""
     theta = model.history_["theta"]
-    judge = IterativeGPRegressor(model.kernel_, optimizer=None, solver="cholesky").fit(X, y)
+    exact = IterativeGPRegressor(model.kernel_, optimizer=None, solver="cholesky").fit(X, y)
     chosen = sorted({min(k, len(theta) - 1) for k in steps})
-    values = [judge.log_marginal_likelihood(theta[k]) / len(X) for k in chosen]
+    values = [exact.log_marginal_likelihood(theta[k]) / len(X) for k in chosen]
     return dict(at=chosen, exact_a_row=[round(float(v), 4) for v in values])
 
 
@@ -86,8 +86,8 @@ def train(data, method, ard=True, split=0, path=True, **settings):
     X, X_test, y, y_test = load(data, split, N, 0)
     model = regressor(method, X.shape[1], ard, **settings)
     line = measured(model, X, y, X_test, y_test)
-    judge = IterativeGPRegressor(model.kernel_, optimizer=None, solver="cholesky").fit(X, y)
-    line["exact_likelihood_a_row"] = round(judge.log_marginal_likelihood_value_ / len(X), 4)
+    exact = IterativeGPRegressor(model.kernel_, optimizer=None, solver="cholesky").fit(X, y)
+    line["exact_likelihood_a_row"] = round(exact.log_marginal_likelihood_value_ / len(X), 4)
     line["noise"] = float(f"{np.exp(model.kernel_.theta[-1]):.3g}")
     if not ard:
         line["length_scale"] = float(f"{np.exp(model.kernel_.theta[1]):.3g}")
@@ -154,9 +154,9 @@ def optimum(data, name, **settings):
         "cg": IterativeGPRegressor(solver="cg", subset_size=None),
     }[name].set_params(random_state=0, **settings)
     line = measured(model, X, y, None, None, predict=False)
-    judge = IterativeGPRegressor(model.kernel_, optimizer=None, solver="cholesky").fit(X, y)
+    exact = IterativeGPRegressor(model.kernel_, optimizer=None, solver="cholesky").fit(X, y)
     line["likelihood_per_thousand_rows"] = round(
-        1000 * judge.log_marginal_likelihood(model.kernel_.theta) / len(X), 2
+        1000 * exact.log_marginal_likelihood(model.kernel_.theta) / len(X), 2
     )
     return line
 

@@ -22,6 +22,7 @@ from ._exact import (
     start_rows,
 )
 from ._exact_process import ExactProcess
+from ._first_layer import first_layer_factors, first_layer_rows
 from ._fitted import FittedProcess, LeftOut, fitted_process
 from ._leave_one_out import left_out
 from ._minibatch import (
@@ -33,7 +34,7 @@ from ._minibatch import (
 from ._model import GPModel, check_categories
 from ._noise_floor import below_the_noise_bound
 from ._own_rows import own_rows
-from ._own_source import SharedSource, read_own_source
+from ._own_source import OwnRows, SharedSource
 from ._parameters import PARAMETERS
 from ._plan import (
     Choice,
@@ -47,11 +48,12 @@ from ._plan import (
     resolve,
 )
 from ._prediction import GPPredictionBase
+from ._record import PartRecord
 from ._regressor import GPRegressorBase, TableRegressorBase
 from ._report import STATUSES, FitReport
 from ._run import FitRun, reporting_only
 from ._selection import INDUCING_METHODS, candidates, select_inducing
-from ._signal import asked_once, input_weights
+from ._signal import asked_once
 from ._stages import (
     best_of,
     fit_hyperparameters,

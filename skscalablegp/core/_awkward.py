@@ -50,7 +50,7 @@ def far_targets(y: np.ndarray) -> np.ndarray:
     Returns
     -------
     rows : ndarray of int
-        Empty if there are none, or too few different targets to judge.
+        Empty if there are none, or too few different targets for a decision.
     """
     away = np.abs(y - np.median(y))
     apart = np.sort(away[away > 0])[::-1]

@@ -57,6 +57,10 @@ class LeftOut:
         return self.mean if self.fold_mean is None else self.fold_mean
 
 
+# X, y and the keyword arguments of a fit.
+FitArguments = tuple[np.ndarray, np.ndarray, dict[str, np.ndarray]]
+
+
 class TargetMoments(NamedTuple):
     """Moments at some rows, for each target in its own units.
 
@@ -97,6 +101,11 @@ class FittedProcess:
         Whether the fit has received noise variances.
     input_module : callable
         Returns `inputs` as a torch module of rows.
+    fit_arguments : callable
+        Returns X, y and the keyword arguments of a fit to the same training rows; None if the
+        regressor stores none.
+    copied : callable
+        Returns a copy of the regressor with its posterior; further rows change the copy alone.
     """
 
     posterior: Posterior
@@ -108,6 +117,8 @@ class FittedProcess:
     check_joint_memory: Callable[[np.ndarray, str], None]
     noise_given: bool
     input_module: Callable[[], torch.nn.Module]
+    fit_arguments: Callable[[], FitArguments | None]
+    copied: Callable[[], Any]
 
     def module(self, with_variance: bool = True) -> ProcessModule:
         """The process as a torch module, in the units of the rows and the targets.

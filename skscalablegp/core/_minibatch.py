@@ -79,6 +79,10 @@ class MinibatchGPRegressorBase(GPPredictionBase):
         check_n_targets(self.n_targets, y)
         return X, np.asarray(y, dtype=np.float64).reshape(len(X), -1)
 
+    def _read_own_rows(self, X: Any, y: Any) -> tuple[np.ndarray, np.ndarray]:
+        """As `_read_rows`, for the rows of one rank."""
+        return self._read_rows(X, y)
+
     def _read_merged(
         self, X: np.ndarray, Y: np.ndarray, noise_variance: Any, sample_weight: Any
     ) -> tuple[np.ndarray, np.ndarray, Any, np.ndarray, np.ndarray | None]:
@@ -156,6 +160,12 @@ class GPClassifierBase(ClassifierMixin, GPModel):
         """
         X, y = validated(self, X, y, dtype=_KEPT, reset=reset)
         return X, self._numbered(y, reset, classes)
+
+    def _read_own_rows(self, X: Any, y: Any) -> tuple[np.ndarray, np.ndarray]:
+        """Validated X and labels of one rank, which may have rows of a single class."""
+        X, y = validated(self, X, y, dtype=_KEPT)
+        check_classification_targets(y)
+        return X, y
 
     def _read_weighted(
         self, X: Any, y: Any, classes: Any, sample_weight: Any, reset: bool = True

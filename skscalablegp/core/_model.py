@@ -142,7 +142,7 @@ class GPModel(CallbackMixin, NamedSettings, ABC):
         """All kernels whose hyperparameters were trained."""
         return [self.kernel_]
 
-    def prior_facts(self, priors: dict[str, Any] | None) -> dict[str, float]:
+    def _prior_facts(self, priors: dict[str, Any] | None) -> dict[str, float]:
         """Entries of the report on priors: log prior and log posterior; none without priors."""
         if not priors:
             return {}

@@ -13,7 +13,7 @@ from ..linalg.gradients import ExactGradient, GPProblem
 from ._leave_one_out import errors_without
 from ._run import FitRun
 from ._stages import fit_hyperparameters
-from ._training_plan import StageSettings
+from ._training_plan import StageSettings, plan_training
 from .data import random_rows
 from .training import TrainingResult
 
@@ -87,7 +87,7 @@ def below_the_noise_bound(
             some,
             ExactGradient(),
             result.theta,
-            settings,
+            plan_training(settings, True, len(some.X)),
             run,
             name="below the bound of the noise",
             compare_starts=False,

@@ -66,7 +66,7 @@ def read_own_rows(model: Any, run: Any, ranks: Ranks) -> SharedTable:
     _, some = raw.picked(_targets, np.arange(n)[limit_rows(n)])
     normalize = run.normalizes(np.concatenate(some))
     moments = reduce(add, raw.each(_target_moments)) if normalize else None
-    scales = target_scales(moments, raw.own.y[:1].size, model._shares_scale(known))
+    scales = target_scales(moments, targets_of(raw.own.y), model._shares_scale(known))
     return SharedTable.of(raw.derived(_scaled, *scales))
 
 
@@ -82,6 +82,8 @@ def read_parts(ranks: Ranks, read: Callable[[Call], RawRows]) -> Parts:
     for rank, kind in enumerate(raw.each(_kind)):
         if kind != (first := _kind(raw.own)):
             raise ValueError(f"The rows of rank {rank} have {kind}, and those of rank 0 {first}.")
+    if not any(raw.sizes):
+        raise ValueError("No rank has rows: pass each rank its part of the table.")
     return raw
 
 
@@ -97,6 +99,11 @@ class RawRows:
     def __len__(self) -> int:
         return len(self.X)
 
+    def some(self, rows: np.ndarray) -> RawRows:
+        """Some of them, by number."""
+        known = None if self.noise_variance is None else self.noise_variance[rows]
+        return RawRows(self.model, self.X[rows], self.y[rows], known)
+
 
 def given_rows(call: Call) -> dict[str, Any]:
     """The arguments of a fit by name; raises a ValueError for weights."""
@@ -106,18 +113,41 @@ def given_rows(call: Call) -> dict[str, Any]:
     return dict(given)
 
 
-def _read(call: Call) -> RawRows:
+def raw_rows(call: Call, read: Callable[[Any, Any, Any], tuple[np.ndarray, np.ndarray]]) -> RawRows:
+    """The rows of one rank, validated by ``read(model, X, y)``; there may be none."""
     given, model = given_rows(call), call.estimator
+    X, y, known = given["X"], given["y"], given.get("noise_variance")
+    n = getattr(X, "shape", [len(X)])[0]
+    if n:
+        X, y = read(model, X, y)
+        return RawRows(model, X, y, check_noise_variance(known, n, targets_of(y)))
+    # A row of zeros stands for the columns.
+    zeros = np.zeros((1, *np.shape(X)[1:]))
+    if hasattr(X, "columns"):
+        zeros = type(X)(zeros, columns=X.columns)
+    X, y = read(model, zeros, np.zeros((1, *np.shape(y)[1:])))
+    return RawRows(model, X[:0], y[:0], None if known is None else np.zeros((0, targets_of(y))))
+
+
+def targets_of(y: np.ndarray) -> int:
+    """The number of targets of a row."""
+    return int(np.prod(y.shape[1:]))
+
+
+def _read(call: Call) -> RawRows:
+    return raw_rows(call, _validated)
+
+
+def _validated(model: Any, X: Any, y: Any) -> tuple[np.ndarray, np.ndarray]:
     accepted = model._accepted_rows(model.kernel)
-    X, y = validated(model, given["X"], given["y"], multi_output=True, y_numeric=True, **accepted)
+    X, y = validated(model, X, y, multi_output=True, y_numeric=True, **accepted)
     check_n_targets(model.n_targets, y)
-    known = check_noise_variance(given.get("noise_variance"), len(X), y[:1].size)
-    return RawRows(model, X, y.astype(np.float64), known)
+    return X, y.astype(np.float64)
 
 
 def _kind(raw: RawRows) -> str:
     known = "no noise_variance" if raw.noise_variance is None else "a noise_variance"
-    return f"{raw.X.shape[1]} columns, targets of shape (n, {raw.y[:1].size}) and {known}"
+    return f"{raw.X.shape[1]} columns, targets of shape (n, {targets_of(raw.y)}) and {known}"
 
 
 def _targets(raw: RawRows, rows: np.ndarray) -> np.ndarray:
@@ -125,7 +155,7 @@ def _targets(raw: RawRows, rows: np.ndarray) -> np.ndarray:
 
 
 def _target_moments(raw: RawRows) -> Moments:
-    return Moments.of(raw.y.reshape(len(raw.y), -1))
+    return Moments.of(raw.y.reshape(len(raw.y), targets_of(raw.y)))
 
 
 def _scaled(raw: RawRows, y_mean: np.ndarray, y_std: np.ndarray) -> Table:

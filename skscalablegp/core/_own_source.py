@@ -2,34 +2,138 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from functools import reduce
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, reduce
 from operator import add
 from typing import Any
 
 import numpy as np
 import torch
+from jaxtyping import Float
+from torch import Generator, Tensor
 
 from .._calls import Call
-from .._validation import check_noise, check_noise_variance
+from .._validation import check_noise
 from ..linalg.blocks import watched
 from ..ranks import Parts, Ranks
-from ._own_rows import RawRows, given_rows, read_parts
-from .data import Moments, RowSource, Scaling, column_limits, limit_rows, target_scales
+from ._minibatch import GPClassifierBase
+from ._own_rows import RawRows, raw_rows, read_parts
+from .data import (
+    MOVED,
+    Moments,
+    RowSource,
+    Scaling,
+    SharedWork,
+    column_limits,
+    limit_rows,
+    ranges_within,
+    rows_beyond,
+    shuffled,
+    target_scales,
+)
 from .likelihoods import Likelihood
 
 
 @dataclass(frozen=True, eq=False)
-class SharedSource:
-    """The rows of one fit, of which each rank has some, those of rank 0 first.
+class OwnRows:
+    """What the ranks have passed to a fit, before it has units; those of rank 0 come first.
 
     Attributes
     ----------
-    parts : Parts
-        The arguments of each rank.
+    raw : Parts
+        The arguments of each rank. Equal rows are not merged.
     X, Y : ndarray of shape (s, d) and (s, t)
         The rows that stand for all in checks and limits: all, or evenly spaced ones.
+    """
+
+    raw: Parts
+    X: np.ndarray
+    Y: np.ndarray
+
+    @classmethod
+    def read(cls, ranks: Ranks, columns: Callable[[Any, np.ndarray], np.ndarray] | None = None):
+        """The validated arguments of all ranks.
+
+        Parameters
+        ----------
+        ranks : Ranks
+        columns : callable, optional
+            Targets (n, t) of a classifier, from the model and the numbers of classes; the model at
+            rank 0 gets the classes of all ranks.
+
+        Raises
+        ------
+        ValueError
+            At all ranks, for arguments that one of them refuses, with its number, and for weights.
+        """
+        with watched(None):
+            raw = read_parts(ranks, _read)
+            if columns is not None:
+                model = raw.own.model
+                some = [found for found in raw.each(_classes) if len(found)]
+                classes = np.unique(np.concatenate(some))
+                model._numbered(classes)
+                raw = raw.derived(_numbered, classes, columns)
+            n = sum(raw.sizes)
+            _, some = raw.picked(_rows, np.arange(n)[limit_rows(n)])
+        return cls(raw, *(np.concatenate(arrays) for arrays in zip(*some, strict=True)))
+
+    def __len__(self) -> int:
+        return sum(self.raw.sizes)
+
+    @property
+    def known(self) -> np.ndarray | None:
+        """The known noise of rank 0; None at all ranks or at none."""
+        return self.raw.own.noise_variance
+
+    def moments(self, name: str, robust: bool) -> Moments:
+        """Those of the columns of "X" or "Y" over all ranks."""
+        ends = column_limits(getattr(self, name)) if robust else None
+        with watched(None):
+            return reduce(add, self.raw.each(_moments, name, ends))
+
+    def scaling(self, run: Any, likelihood: Likelihood, shared: bool) -> Scaling:
+        """Units of standardised columns and, if asked for, targets, which may be `shared`."""
+        normalize = run.normalizes(self.Y, likelihood.additive)
+        of_targets = self.moments("Y", likelihood.heavy_tails) if normalize else None
+        units = target_scales(of_targets, self.Y.shape[1], shared)
+        return Scaling(*self.moments("X", True).scales(), *units)
+
+    def source(
+        self,
+        scaling: Scaling,
+        likelihood: Likelihood,
+        device: torch.device,
+        dtype: torch.dtype = torch.float32,
+    ) -> SharedSource:
+        """The rows in a model's units.
+
+        Raises
+        ------
+        ValueError
+            For known noise that the likelihood does not have.
+        """
+        # Rank 0 refuses it before others are asked, and notes whether there is any.
+        _noise(self.raw.own, scaling, likelihood)
+        with watched(None):
+            most = max(self.raw.each(_most_noise, scaling, likelihood))
+        on = scaling, likelihood, device, dtype
+        return SharedSource(self.raw, self.X, self.Y, *on, most_noise=most)
+
+
+@dataclass(frozen=True, eq=False)
+class SharedSource:
+    """The rows of one fit, of which each rank has some; it answers like a `RowSource`.
+
+    Rows are fetched by number. `held` makes objects at the ranks which compute of their rows.
+
+    Attributes
+    ----------
+    raw : Parts
+        As in `OwnRows`.
+    X, Y : ndarray of shape (s, d) and (s, t)
+        As in `OwnRows`.
     scaling : Scaling
     likelihood : Likelihood
     device : torch.device
@@ -39,7 +143,7 @@ class SharedSource:
         The largest known noise variance in the model's units.
     """
 
-    parts: Parts
+    raw: Parts
     X: np.ndarray
     Y: np.ndarray
     scaling: Scaling
@@ -47,72 +151,116 @@ class SharedSource:
     device: torch.device
     dtype: torch.dtype = torch.float32
     most_noise: float = 0.0
+    _resident: bool = False
+
+    # Equal rows are not merged.
+    counts = None
 
     def __len__(self) -> int:
-        return sum(self.parts.sizes)
+        return sum(self.raw.sizes)
+
+    @property
+    def n_rows(self) -> int:
+        return len(self)
+
+    @property
+    def noisy(self) -> bool:
+        return self.most_noise > 0
+
+    @cached_property
+    def work(self) -> SharedWork:
+        """The `RowSource` of each rank."""
+        units = self.scaling, self.likelihood, self.device, self.dtype
+        with watched(None):
+            return SharedWork.of(self.raw.derived(_source, *units, self.noisy, self._resident))
 
     def resident(self) -> SharedSource:
         """The ranks hold small parts as tensors."""
-        return self
+        return replace(self, _resident=True)
 
-    def sources(self, make: Callable[[RowSource], Any]) -> Parts:
-        """``make(source)`` at each rank, for the source of its rows."""
-        units = self.scaling, self.dtype, self.device, self.likelihood
-        return self.parts.derived(_source, make, *units)
+    def converted(self, dtype: torch.dtype, device: torch.device | None = None) -> SharedSource:
+        device = self.device if device is None else device
+        return replace(self, dtype=dtype, device=device, _resident=False)
+
+    def held(
+        self, make: Callable[..., Any], *args: Any, tensors: Sequence[Tensor] = ()
+    ) -> SharedWork:
+        return self.work.held(make, *args, tensors=tensors)
+
+    def here(self) -> RowSource:
+        """All rows in this process."""
+        noise = np.concatenate(self.work.each(_own_noise)) if self.noisy else None
+        X, Y = self.originals(np.arange(len(self)))
+        return RowSource(X, Y, self.scaling, self.dtype, self.device, noise)
+
+    def subset(self, index: np.ndarray) -> SharedSource:
+        """Some of the rows, by ascending number, which stay where they are."""
+        with watched(None):
+            return replace(self, raw=self.raw.some(np.asarray(index), RawRows.some))
+
+    def rows(self, index: np.ndarray | Tensor | slice) -> tuple[Tensor, Tensor]:
+        X, Y = self.work.picked(self._numbers(index), _scaled)
+        return self._tensor(X), self._tensor(Y)
+
+    def originals(self, index: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        X, Y = SharedWork.of(self.raw).picked(index, _rows)
+        return X, Y
+
+    def known(self, index: np.ndarray | Tensor | slice) -> Float[Tensor, " m"] | float:
+        if not self.noisy:
+            return 0.0
+        return self._tensor(*self.work.picked(self._numbers(index), _known))
+
+    def weights(self, index: Any) -> None:
+        return None
+
+    def ranges(self) -> tuple[np.ndarray, np.ndarray]:
+        with watched(None):
+            low, high = zip(*self.raw.each(_ranges, column_limits(self.X, MOVED)), strict=True)
+        return np.min(low, axis=0), np.max(high, axis=0)
+
+    def far(self) -> np.ndarray:
+        """Numbers of the rows with an entry far from those of other rows."""
+        first = np.cumsum([0, *self.raw.sizes[:-1]])
+        with watched(None):
+            found = self.raw.each(_far, column_limits(self.X))
+        return np.concatenate([rows + start for rows, start in zip(found, first, strict=True)])
+
+    def shuffled(self, batch_size: int, generator: Generator) -> Iterator[Tensor]:
+        return shuffled(len(self), batch_size, generator)
+
+    def _numbers(self, index: np.ndarray | Tensor | slice) -> np.ndarray | Tensor:
+        return np.arange(len(self))[index] if isinstance(index, slice) else index
+
+    def _tensor(self, array: np.ndarray) -> Tensor:
+        return torch.from_numpy(array).to(self.device)
 
 
-def read_own_source(
-    model: Any,
-    ranks: Ranks,
-    run: Any,
-    resolve: Callable[[int], Likelihood],
-    device: torch.device,
-) -> SharedSource:
-    """The validated rows of all ranks; equal rows are not merged.
-
-    Parameters
-    ----------
-    model : MinibatchGPRegressorBase
-        The estimator at rank 0, which gets the attributes of `validate_data`, and `_noise_given`.
-    ranks : Ranks
-    run : FitRun
-    resolve : callable
-        The likelihood for a number of targets.
-    device : torch.device
-
-    Raises
-    ------
-    ValueError
-        At all ranks, for arguments that one of them refuses, with its number, and for weights.
-    """
-    with watched(None):
-        raw = read_parts(ranks, _read)
-        own, n = raw.own, sum(raw.sizes)
-        likelihood = resolve(own.y.shape[1])
-        _, some = raw.picked(_rows, np.arange(n)[limit_rows(n)])
-        X, Y = (np.concatenate(arrays) for arrays in zip(*some, strict=True))
-        normalize = run.normalizes(Y, likelihood.additive)
-        known = own.noise_variance
-        x_mean, x_scale = reduce(add, raw.each(_moments, "X", column_limits(X))).scales()
-        ends = column_limits(Y) if likelihood.heavy_tails else None
-        of_targets = reduce(add, raw.each(_moments, "y", ends)) if normalize else None
-        y_mean, y_scale = target_scales(of_targets, Y.shape[1], model._shares_scale(known))
-        scaling = Scaling(x_mean, x_scale, y_mean, y_scale)
-        # Refuses noise that the likelihood does not have, before other ranks are asked.
-        model._known_noise(known, len(own.X), scaling, likelihood, reset=True)
-        most = max(raw.each(_most_noise, scaling, likelihood))
-    return SharedSource(raw, X, Y, scaling, likelihood, device, most_noise=most)
+# ---------------------------------------------------------------- on all ranks
 
 
 def _read(call: Call) -> RawRows:
-    given, model = given_rows(call), call.estimator
-    X, Y = model._read_rows(given["X"], given["y"])
-    check_noise(model.alpha, len(X))
-    known = check_noise_variance(given.get("noise_variance"), len(X), Y.shape[1])
-    raw = RawRows(model, X, Y, known)
+    return raw_rows(call, _validated)
+
+
+def _validated(model: Any, X: Any, y: Any) -> tuple[np.ndarray, np.ndarray]:
+    X, Y = model._read_own_rows(X, y)
+    check_noise(getattr(model, "alpha", 0.0), len(X))
     # Categories that are not whole numbers are refused.
     model._own_kernel(X)
-    return raw
+    return X, Y
+
+
+def _classes(raw: RawRows) -> np.ndarray:
+    return np.unique(raw.y)
+
+
+def _numbered(
+    raw: RawRows, classes: np.ndarray, columns: Callable[[Any, np.ndarray], np.ndarray]
+) -> RawRows:
+    model = raw.model
+    model.classes_ = classes
+    return replace(raw, y=columns(model, model._numbered(raw.y, reset=False)))
 
 
 def _rows(raw: RawRows, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -120,26 +268,52 @@ def _rows(raw: RawRows, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _moments(raw: RawRows, name: str, ends: tuple[np.ndarray, np.ndarray] | None) -> Moments:
-    return Moments.of(getattr(raw, name), ends)
+    return Moments.of(raw.X if name == "X" else raw.y, ends)
+
+
+def _ranges(raw: RawRows, limits: tuple[np.ndarray, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+    return ranges_within(raw.X, limits)
+
+
+def _far(raw: RawRows, limits: tuple[np.ndarray, np.ndarray]) -> np.ndarray:
+    return rows_beyond(raw.X, limits)
 
 
 def _noise(raw: RawRows, scaling: Scaling, likelihood: Likelihood) -> np.ndarray:
     model, n = raw.model, len(raw.X)
+    if isinstance(model, GPClassifierBase):
+        return np.zeros(n)
     known = model._known_noise(raw.noise_variance, n, scaling, likelihood, reset=True)
+    if not hasattr(model, "alpha"):
+        return known
     return check_noise(model.alpha, n) / model._own_unit(scaling.y_scale) + known
 
 
 def _most_noise(raw: RawRows, scaling: Scaling, likelihood: Likelihood) -> float:
-    return float(_noise(raw, scaling, likelihood).max())
+    return float(_noise(raw, scaling, likelihood).max(initial=0.0))
 
 
 def _source(
     raw: RawRows,
-    make: Callable[[RowSource], Any],
     scaling: Scaling,
-    dtype: torch.dtype,
-    device: torch.device,
     likelihood: Likelihood,
-) -> Any:
-    noise = _noise(raw, scaling, likelihood)
-    return make(RowSource(raw.X, raw.y, scaling, dtype, device, noise).resident())
+    device: torch.device,
+    dtype: torch.dtype,
+    noisy: bool,
+    resident: bool,
+) -> RowSource:
+    noise = _noise(raw, scaling, likelihood) if noisy else None
+    source = RowSource(raw.X, raw.y, scaling, dtype, device, noise)
+    return source.resident() if resident else source
+
+
+def _scaled(source: RowSource, rows: np.ndarray) -> tuple[np.ndarray, ...]:
+    return tuple(part.cpu().numpy() for part in source.rows(rows))
+
+
+def _known(source: RowSource, rows: np.ndarray) -> tuple[np.ndarray]:
+    return (torch.as_tensor(source.known(rows)).cpu().numpy(),)
+
+
+def _own_noise(source: RowSource) -> np.ndarray:
+    return np.asarray(source.noise)

@@ -135,7 +135,7 @@ device
 dtype
     Precision of the matrix products in training.
 n_jobs
-    Number of experts that are processed in parallel, as in joblib.
+    Number of processes that share the work, as in joblib.
 callbacks
     Functions called after each step or score with a `TrainingStep`; training ends when one
     returns a true value.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import copy
 from typing import Any
 from weakref import WeakSet
 
@@ -23,7 +24,7 @@ from .._validation import (
 from ..linalg.gradients import ExactEvaluation
 from ._edge import answers
 from ._exact_process import ExactProcess
-from ._fitted import FittedProcess, LeftOut
+from ._fitted import FitArguments, FittedProcess, LeftOut
 from ._model import GPModel
 from ._warn import warn_once
 from .posteriors import Affine, Posterior, draw_observations
@@ -103,7 +104,19 @@ class GPPredictionBase(MultiOutputMixin, RegressorMixin, GPModel):
             self._check_joint_memory,
             self._noise_given,
             self._input_module,
+            self._fit_arguments,
+            self._copied,
         )
+
+    def _copied(self) -> Any:
+        """A copy with the posterior; fits replace arrays and never change them."""
+        other = copy(self)
+        other._remember(self._remembered())
+        return other
+
+    def _fit_arguments(self) -> FitArguments | None:
+        """X, y and the keyword arguments of a fit to the training rows, if these are stored."""
+        return None
 
     def _left_out(
         self, X: np.ndarray, y: np.ndarray, noise_variance: Any, rows: np.ndarray

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from ._plan import Choice, is_auto
 from ._report import STATUSES, FitReport, at_bounds
 from ._training_run import Run
 from ._warn import warn_once
-from .training import Monitor
+from .training import Monitor, TrainingStep
 
 # The status of a fit whose training was complete, but whose final linear solve was not.
 _OF_SOLVES = {
@@ -27,6 +28,16 @@ _OF_SOLVES = {
     Status.STAGNATED: "stagnated",
     Status.BREAKDOWN: "diverged",
 }
+
+
+@dataclass(frozen=True)
+class PartRecord:
+    """The record of a part of a fit: its steps, the seconds of its stages, and its warnings."""
+
+    steps: list[TrainingStep]
+    stage_seconds: dict[str, float]
+    messages: list[str]
+    advice: list[str]
 
 
 class FitRecord(Run):
@@ -138,6 +149,23 @@ class FitRecord(Run):
         """Warn that another model suits the table better; the report keeps the advice apart."""
         self._advice.append(message)
 
+    def part(self) -> PartRecord:
+        """What `takes` adds to the record of the fit of which this one is a part."""
+        steps = [replace(step, preview=None) for step in self.monitor.steps]
+        seconds = dict(self.monitor.stage_seconds)
+        return PartRecord(steps, seconds, list(self._messages), list(self._advice))
+
+    def takes(self, part: PartRecord) -> None:
+        """Add the steps, the stages and the warnings of a part that was done elsewhere."""
+        for step in part.steps:
+            self.monitor.relay(step)
+        for name, seconds in part.stage_seconds.items():
+            so_far = self.monitor.stage_seconds.get(name, 0.0)
+            self.monitor.stage_seconds[name] = so_far + seconds
+        for message in part.messages:
+            self.warn(message)
+        self._advice += part.advice
+
     # ------------------------------------------------------------------ the report
 
     def _settle(self) -> tuple[str, str]:
@@ -240,7 +268,7 @@ class FitRecord(Run):
         }
         if (norm := self._gradient_norm()) is not None:
             facts["gradient_norm"] = norm
-        facts |= self._facts | self.estimator.prior_facts(self.priors)
+        facts |= self._facts | self.estimator._prior_facts(self.priors)
         settings = self.estimator.get_params(deep=False)
         kernel, ends = getattr(self.estimator, "kernel_", None), {}
         if kernel is not None and self._n_iter and settings.get("optimizer", "auto") is not None:

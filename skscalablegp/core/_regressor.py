@@ -24,7 +24,7 @@ from ._defaults import KNOWN_NOISE, table_kernel
 from ._edge import answers
 from ._exact import fit_exactly
 from ._exact_process import ExactProcess
-from ._fitted import LeftOut
+from ._fitted import FitArguments, LeftOut
 from ._model import check_categories
 from ._own_rows import own_rows, read_own_rows
 from ._prediction import GPPredictionBase, squeeze
@@ -351,6 +351,17 @@ class TableRegressorBase(GPPredictionBase):
             self._counts_train,
             self._within_train,
         )
+
+    def _fit_arguments(self) -> FitArguments | None:
+        if vars(self).get("X_train_") is None:
+            return None
+        table, given = self._table(), {}
+        if self._noise_given:
+            own = self._own_noise(len(table.y), table.y_std)
+            given["noise_variance"] = (table.noise - own) * np.square(np.atleast_1d(table.y_std)[0])
+        if table.counts is not None:
+            given["sample_weight"] = table.counts
+        return table.X, table.y * table.y_std + table.y_mean, given
 
     def _inputs(self, X: np.ndarray) -> torch.Tensor:
         if "ensure_2d" in self._accepted_rows(self.kernel_):

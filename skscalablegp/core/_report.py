@@ -81,7 +81,7 @@ class FitReport(Bunch):
         Where the starting hyperparameters come from, and their log likelihood; empty if there was
         nothing to compare.
     ranks : int
-        Number of ranks that shared products of this fit (`distribute`); 1 if one process did all.
+        Number of ranks that shared the work of this fit (`distribute`); 1 if one process did all.
     gradient_norm : float
         Norm of the objective's gradient in the logarithms of the hyperparameters at the last step.
         Only where training computes or estimates it.
@@ -157,7 +157,7 @@ class FitReport(Bunch):
             if name in changed
         ]
         if self.get("ranks", 1) > 1:
-            lines.append(f"products were shared among {self.ranks} ranks")
+            lines.append(f"the work was shared among {self.ranks} ranks")
         if self.n_unconverged:
             lines.append(f"{self.n_unconverged} linear solves did not reach their tolerance")
         lines += self.get("failures", ())

@@ -60,16 +60,19 @@ _UNDER_WAY: ContextVar[tuple[str, ...]] = ContextVar("fits under way", default=(
 # Whether the next fit leaves its warnings to an outer fit, which reads its report.
 _REPORTS_ONLY: ContextVar[bool] = ContextVar("fits that only report", default=False)
 # Whether the next fit leaves the comparison with simple models to an outer fit.
-_UNCHECKED: ContextVar[bool] = ContextVar("fits that are judged by an outer one", default=False)
+_UNCHECKED: ContextVar[bool] = ContextVar("fits that an outer one evaluates", default=False)
+# Up to this number of rows a fit that has ended as planned is compared with simple models even if
+# this has taken all of its time: it would otherwise claim a success that nobody has seen.
+_COMPARED_ROWS = 5000
 
 
 @contextmanager
-def reporting_only(judged: bool = False) -> Iterator[None]:
+def reporting_only(evaluated: bool = False) -> Iterator[None]:
     """Fits in this block do not warn, because the outer fit reads their reports.
 
-    If held-out rows of the outer fit judge them, they are not compared with simple models either.
+    If the outer fit evaluates them on held-out rows, they are not compared with simple models.
     """
-    tokens = _REPORTS_ONLY.set(True), _UNCHECKED.set(judged)
+    tokens = _REPORTS_ONLY.set(True), _UNCHECKED.set(evaluated)
     try:
         yield
     finally:
@@ -144,11 +147,25 @@ class FitRun(FitRecord):
         torch.set_grad_enabled(True)
         return self
 
-    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> bool:
+    @contextmanager
+    def apart(self) -> Iterator[FitRun]:
+        """Be a part of a fit that another process or thread makes, which commits the model."""
+        self.__enter__()
+        try:
+            yield self
+        finally:
+            self._ends()
+            self.monitor.close()
+
+    def _ends(self) -> None:
+        """Restore what the context has changed outside of the estimator."""
         _UNDER_WAY.reset(self._token)
         _REPORTS_ONLY.reset(self._mode)
         _UNCHECKED.reset(self._outer_check)
         torch.set_grad_enabled(self._gradients)
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> bool:
+        self._ends()
         try:
             return self._leave(error)
         except BaseException:
@@ -396,13 +413,19 @@ class FitRun(FitRecord):
         if said:
             self.warn(said)
 
+    @property
+    def _is_small(self) -> bool:
+        """Whether the table that the model is compared on is small enough to do so in any case."""
+        return self._table is not None and len(self._table[0]) <= _COMPARED_ROWS
+
     def _check_learned(self) -> None:
         """Compare a model that seems to have learned nothing with simple models."""
         # Of the outermost fit, which has left the context by now.
         if self._table is not None and not _UNDER_WAY.get():
             self._messages += filter(None, [rows_without_correlation(self.estimator, self.rows)])
         trained = self.estimator.get_params(deep=False).get("optimizer", "auto") is not None
-        stopped = self.budget.ended == "interrupted" or self.budget.left == 0
+        late = self.budget.left == 0 and (self.budget.ended is not None or not self._is_small)
+        stopped = self.budget.ended == "interrupted" or late
         # The inner regressor has checked itself, and the report has a sentence of its own.
         told = self._because and self.budget.ended is None
         if self._table is None or self._unchecked or not trained or stopped or told:

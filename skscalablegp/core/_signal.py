@@ -7,14 +7,11 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
-import torch
-from jaxtyping import Int
 from sklearn.ensemble import HistGradientBoostingRegressor
 from sklearn.linear_model import Ridge
 from threadpoolctl import threadpool_limits
-from torch import Tensor
 
-from .data import column_moments, limited, random_rows
+from .data import column_moments, limited
 
 # Largest number of rows that the models learn from, and of held-out rows that evaluate them.
 _ROWS, _HELD_OUT = 1400, 600
@@ -24,12 +21,6 @@ FEWEST_ROWS = 100
 _TREES, _LEAVES, _LEAF_ROWS = 80, 15, 20
 # Largest number of targets that are looked at; several share their relevant columns.
 _TARGETS = 3
-# Numbers of columns for which a network is told which ones matter, and the share of its first
-# weights that is the same for all. A tenth is as good as 0.3 and 0.03 on six simulated problems of
-# 10 to 32 columns.
-_FEWEST_COLUMNS, _MOST_COLUMNS, _EQUAL = 3, 500, 0.1
-# Seconds of a time budget below which simple models are not fitted.
-_SECONDS = 1.0
 # Up to this many columns are permuted one by one, more of them in blocks; a block whose rise of the
 # error is below this share of the largest counts as irrelevant.
 _FEW_COLUMNS, _OF_LARGEST = 60, 0.003
@@ -77,8 +68,8 @@ def simple_signals(X: np.ndarray, Y: np.ndarray, seed: int = 0) -> list[Signal]:
     Parameters
     ----------
     X : ndarray of shape (n, d)
-        Rows in random order, of which the first 2,000 are used: seven tenths to learn, the others
-        to judge.
+        Rows in random order, of which the first 2,000 are used: seven tenths for training, the
+        others for evaluation.
     Y : ndarray of shape (n, t)
         Targets.
     seed : int, default=0
@@ -113,8 +104,8 @@ def simple_signals(X: np.ndarray, Y: np.ndarray, seed: int = 0) -> list[Signal]:
     # A second thread of OpenMP would remain after the call, and block forked processes.
     with threadpool_limits(1, user_api="openmp"):
         found = [
-            _judged("boosted trees", trees, X, Y, n, seed),
-            _judged("a linear model", Ridge(1.0), Z, Y, n, seed),
+            _evaluated("boosted trees", trees, X, Y, n, seed),
+            _evaluated("a linear model", Ridge(1.0), Z, Y, n, seed),
         ]
     return sorted(found, key=lambda signal: -signal.explained)
 
@@ -131,48 +122,7 @@ def asked_once() -> Callable[[np.ndarray, np.ndarray], list[Signal]]:
     return ask
 
 
-def input_weights(
-    read: Callable[[Int[Tensor, " m"]], tuple[Tensor, Tensor]],
-    n: int,
-    d: int,
-    seconds_left: float | None = None,
-) -> np.ndarray | None:
-    """Factors of a network's first weights, by what columns tell simple models of the targets.
-
-    Without them a network of few rows finds two of forty columns late, or fits the noise in the
-    others first. The squares have a mean of 1, as equal factors of 1 have. A tenth is shared
-    equally, so that the network can learn from columns that simple models do not use.
-
-    Parameters
-    ----------
-    read : callable
-        Gives the rows (m, d) and targets (m, t) of some numbers.
-    n, d : int
-        Numbers of rows and of columns.
-    seconds_left : float, optional
-        The rest of a time budget. Below a second there is no time for simple models.
-
-    Returns
-    -------
-    weights : ndarray of shape (d,) or None
-        None if there is no clear signal, or for fewer than three or more than 500 columns.
-    """
-    hasty = seconds_left is not None and seconds_left < _SECONDS
-    if hasty or not _FEWEST_COLUMNS <= d <= _MOST_COLUMNS:
-        return None
-    # The rows do not depend on the seed; their order is random.
-    generator = torch.Generator().manual_seed(0)
-    rows = random_rows(n, _ROWS + _HELD_OUT, generator)
-    X, Y = read(rows[torch.randperm(len(rows), generator=generator)])
-    signals = simple_signals(X.double().cpu().numpy(), Y.double().cpu().numpy())
-    best = next((signal for signal in signals if signal.clear), None)
-    if best is None or best.relevance.sum() == 0:
-        return None
-    share = best.relevance / best.relevance.sum()
-    return np.sqrt((1 - _EQUAL) * share * d + _EQUAL)
-
-
-def _judged(name: str, model, X: np.ndarray, Y: np.ndarray, n: int, seed: int) -> Signal:
+def _evaluated(name: str, model, X: np.ndarray, Y: np.ndarray, n: int, seed: int) -> Signal:
     """Evaluate a model of the first n rows on the held-out rows, summed over targets."""
     held, d = X[n:], X.shape[1]
     units = Y.var(0)

@@ -21,7 +21,6 @@ from ._training_plan import (
     Subsets,
     TrainingPlan,
     plan_stages,
-    plan_training,
 )
 from ._training_run import Run
 from .data import centroid_subsets
@@ -53,43 +52,31 @@ def train_or_report(
     estimator: GradientEstimator,
     settings: StageSettings,
     run: FitRun,
-    unused: tuple[str, ...] = (),
 ) -> TrainingResult:
-    """Report the plan of training, and call `fit_hyperparameters` from the kernel's own values.
-
-    Parameters
-    ----------
-    unused : tuple of str
-        Further parameters that have no effect if there is nothing to train.
-    """
-    n, n_params = len(problem.X), problem.kernel.n_params
-    plan = plan_stages(settings, estimator.exact, n, n_params, unused)
+    """Report the plan of training, and call `fit_hyperparameters` from the kernel's own values."""
+    plan = plan_stages(settings, estimator.exact, len(problem.X), problem.kernel.n_params)
     run.follow(plan)
-    return train_planned(problem, estimator, settings, plan, run)
+    return train_planned(problem, estimator, plan, run)
 
 
 def train_planned(
-    problem: GPProblem,
-    estimator: GradientEstimator,
-    settings: StageSettings,
-    plan: Plan,
-    run: FitRun,
+    problem: GPProblem, estimator: GradientEstimator, plan: Plan, run: FitRun
 ) -> TrainingResult:
     """Call `fit_hyperparameters` from the kernel's own values, unless nothing is to be trained.
 
-    `plan` is that of `plan_stages` for these settings.
+    `plan` is that of `plan_stages`.
     """
     theta = problem.kernel.theta0.numpy()
     if not isinstance(plan, TrainingPlan):
         return TrainingResult.untrained(theta, problem.X.dtype)
-    return fit_hyperparameters(problem, estimator, theta, settings, run)
+    return fit_hyperparameters(problem, estimator, theta, plan, run)
 
 
 def fit_hyperparameters(
     problem: GPProblem,
     estimator: GradientEstimator,
     theta: np.ndarray,
-    settings: StageSettings,
+    plan: TrainingPlan,
     run: Run,
     *,
     name: str = "full",
@@ -105,7 +92,8 @@ def fit_hyperparameters(
         Of training on all rows.
     theta : ndarray of shape (p,)
         The start.
-    settings : StageSettings
+    plan : TrainingPlan
+        That of `plan_training` for these rows.
     run : Run
     name : str, default="full"
         Name of the stage on all rows.
@@ -117,14 +105,9 @@ def fit_hyperparameters(
     result : TrainingResult
         The best of all starts if values are exact, otherwise the first one. Restarts that fail are
         listed in the failures of the monitor.
-
-    Raises
-    ------
-    ValueError
-        As by `plan_training`, before any work is done.
     """
-    plan = plan_training(settings, estimator.exact, len(problem.X))
-    subsets, metric, start = settings.subsets, None, None
+    settings, metric, start = plan.settings, None, None
+    subsets = settings.subsets
     compare_starts = compare_starts and plan.methods[0].compare_starts
     if compare_starts and not settings.follows_scikit_learn:
         chosen = choose_start(problem, theta, run, settings.most_steps, estimator.exact)
@@ -150,7 +133,7 @@ def fit_hyperparameters(
         starts += restart_points(bounds, settings.n_restarts, run.restarts)
 
     ways = range(len(plan.methods))
-    train_from = partial(_train_all_rows, name, problem, estimator, settings, run)
+    train_from = partial(_train_all_rows, name, problem, estimator, plan, run)
     attempts = (
         partial(train_from, point, way, None if k else metric)
         for k, (point, way) in enumerate(product(starts, ways))
@@ -211,18 +194,18 @@ def _train_all_rows(
     name: str,
     problem: GPProblem,
     estimator: GradientEstimator,
-    settings: StageSettings,
+    plan: TrainingPlan,
     run: Run,
     theta: np.ndarray,
     way: int,
     metric: np.ndarray | None,
 ) -> TrainingResult:
+    settings = plan.settings
     if settings.precision != "given":
         problem = well_conditioned(problem, theta)
         if problem.X.dtype == torch.float64 and settings.precision == "factorised":
             # Iterative solvers would need thousands of epochs; a factorisation costs the same.
-            estimator = ExactGradient()
-    plan = plan_training(settings, estimator.exact, len(problem.X))
+            estimator, plan = ExactGradient(), plan.factorised()
     optimizer, steps = plan.methods[way], plan.max_iter.value
     patience = {}
     if optimizer.patient:

@@ -19,7 +19,7 @@ from ._leave_one_out import left_out
 from ._run import FitRun
 from ._stages import fit_hyperparameters
 from ._starts import Start, choose_start
-from ._training_plan import StageSettings, Subsets
+from ._training_plan import StageSettings, Subsets, plan_training
 from ._training_run import Run
 from .data import random_rows
 from .training import QuasiNewton, TrainingResult
@@ -77,8 +77,9 @@ def exact_start(
         subsets=Subsets.of(subset_size),
     )
     begin = problem.kernel.theta0.numpy() if theta is None else theta
+    plan = plan_training(settings, True, len(problem.X))
     return fit_hyperparameters(
-        problem, ExactGradient(), begin, settings, run, name="start", compare_starts=theta is None
+        problem, ExactGradient(), begin, plan, run, name="start", compare_starts=theta is None
     )
 
 

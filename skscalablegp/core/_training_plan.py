@@ -155,6 +155,11 @@ class TrainingPlan(Plan):
         The optimisers that run from every start, of which the best result counts.
     schedule : tuple of str
         The reasons to stop that are no limits of an unfinished optimisation, but planned.
+    settings : StageSettings
+    exact : bool
+        Whether values and gradients on all rows are exact.
+    n : int
+        Number of rows.
     """
 
     optimizer: Choice
@@ -164,6 +169,13 @@ class TrainingPlan(Plan):
     training_max_epochs: Choice
     methods: tuple[Optimizer, ...]
     schedule: tuple[str, ...]
+    settings: StageSettings
+    exact: bool
+    n: int
+
+    def factorised(self) -> TrainingPlan:
+        """The plan with exact gradients, after subsets have shown that estimates would fail."""
+        return self if self.exact else plan_training(self.settings, True, self.n)
 
 
 def plan_training(settings: StageSettings, exact: bool, n: int) -> TrainingPlan:
@@ -174,7 +186,7 @@ def plan_training(settings: StageSettings, exact: bool, n: int) -> TrainingPlan:
     ValueError
         For an unknown optimiser, or one that needs exact values if there are none.
     """
-    subsets, rows = settings.subsets, f"{n:,} rows"
+    given, subsets, rows = settings, settings.subsets, f"{n:,} rows"
     method = _method(settings, exact, n)
     ignored = _without_effect(settings, method, exact)
     if settings.subsets_only:
@@ -196,6 +208,9 @@ def plan_training(settings: StageSettings, exact: bool, n: int) -> TrainingPlan:
         training_max_epochs=_epochs(settings, exact),
         methods=(method, LBFGS(_SCIPYS_TOL, scaled=False)) if twice else (method,),
         schedule=_schedule(settings, method),
+        settings=given,
+        exact=exact,
+        n=n,
         ignored=ignored,
     )
 

@@ -34,6 +34,7 @@ def fit(
     *,
     rows: str = "replicated",
     timeout: float = 30.0,
+    patience: float = 1800.0,
     **fit_params: Any,
 ) -> Any:
     """Fit an estimator on the workers of a Dask cluster.
@@ -61,6 +62,8 @@ def fit(
         in the order of the ranks, which decides which rows are drawn at random.
     timeout : float, default=30.0
         Seconds without a heartbeat after which a rank is considered lost.
+    patience : float, default=1800.0
+        Seconds that the ranks wait for a worker whose threads are busy with other tasks.
     **fit_params : object
         Arguments of the estimator's `fit`, such as `noise_variance` or `sample_weight`.
         Collections need the partitions of X.
@@ -93,6 +96,7 @@ def fit(
     """
     check_client(client)
     check_number("timeout", timeout, positive=True, example=30.0)
+    check_number("patience", patience, positive=True, example=1800.0)
     if rows not in ("replicated", "own"):
         raise ValueError(f'rows must be "replicated" or "own", got {rows!r}.')
     if rows == "own" and not (isinstance(estimator, GPModel) and estimator._sums_rows):
@@ -105,7 +109,7 @@ def fit(
     if rows == "own":
         held = _with_rows(client, held)
     with MultiLock(sorted(held), client=client):
-        session = replace(_opened(client, held, timeout), rows=rows)
+        session = replace(_opened(client, held, timeout), rows=rows, patience=patience)
         try:
             model, said = _run(client, session, held, clone(estimator), settings)
         finally:

@@ -20,10 +20,8 @@ from torch.distributed import PrefixStore, TCPStore
 
 from .._clock import now
 from ..linalg.parallel import threads
-from ..ranks import RankError, Ranks, distribute, versions
+from ..ranks import RankError, Ranks, met_at, versions
 
-# Seconds that ranks wait for one whose worker is alive but busy with other tasks.
-_PATIENCE = 1800.0
 _INTERFACE = "GLOO_SOCKET_IFNAME"
 
 # In a worker: the stores that it keeps for other workers, and a lock, since a process has one
@@ -44,6 +42,8 @@ class Session:
         Seconds, as in `distribute`.
     rows : {"replicated", "own"}
         As in `distribute`.
+    patience : float
+        Seconds that ranks wait for one whose worker is alive but busy with other tasks.
     port : int
         Of torch's key-value store, which the worker of rank 0 keeps.
     key : str
@@ -53,6 +53,7 @@ class Session:
     workers: tuple[str, ...]
     timeout: float
     rows: str = "replicated"
+    patience: float = 1800.0
     port: int = 0
     key: str = field(default_factory=lambda: uuid.uuid4().hex)
 
@@ -101,7 +102,8 @@ def joined(session: Session, rank: int) -> Iterator[Ranks]:
         size = len(session.workers)
         dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=wait)
         try:
-            with distribute(timeout=session.timeout, rows=session.rows) as ranks:
+            given = session.timeout, session.rows, session.patience
+            with met_at(PrefixStore("context", store), *given) as ranks:
                 yield ranks
         finally:
             dist.destroy_process_group()
@@ -116,11 +118,11 @@ def _wait_for_all(session: Session, rank: int, store: Any) -> None:
         while not store.check(keys):
             if store.check(["failed"]):
                 raise RankError(store.get("failed").decode())
-            if now() - begun > _PATIENCE:
+            if now() - begun > session.patience:
                 missing = [k for k, key in enumerate(keys) if not store.check([key])]
                 raise RankError(
-                    f"{session.named(missing[0])} has not started within {_PATIENCE:g} s: other "
-                    "tasks keep its threads busy."
+                    f"{session.named(missing[0])} has not started within {session.patience:g} s: "
+                    "other tasks keep its threads busy."
                 )
             waiting.wait(pause)
             pause = min(2 * pause, 0.5)

@@ -15,6 +15,7 @@ from sklearn.base import clone
 from sklearn.pipeline import Pipeline
 from torch import Tensor
 
+from ..core import fitted_process
 from ._functions import FunctionDraws, draw_functions
 from ._torch import check_columns, process_of, to_torch
 
@@ -169,24 +170,24 @@ def _with_rows(model: Any, X: np.ndarray, y: np.ndarray, told: dict[str, np.ndar
         other = copy(model)
         other.steps = [*model.steps[:-1], (model.steps[-1][0], last)]
         return other
+    process = fitted_process(model)
     if hasattr(model, "partial_fit"):
-        # Fits replace arrays and never change them.
-        other = copy(model)
-        other._remember(model._remembered())
-        return other.partial_fit(X, y, **told)
-    if not hasattr(model, "X_train_"):
+        return process.copied().partial_fit(X, y, **told)
+    arguments = process.fit_arguments()
+    if arguments is None:
         raise NotImplementedError(
             f"{type(model).__name__} stores no training rows and has no partial_fit: fit it again "
             "with the new rows."
         )
-    rows = np.concatenate([model.X_train_, X])
-    targets = model.y_train_ * model._y_train_std + model._y_train_mean
+    rows, targets, given = arguments
+    # Rows without known noise have none; each of the new rows counts once.
+    known = {"noise_variance": np.zeros, "sample_weight": np.ones}
+    for name in {*given, *told}:
+        before, more = given.get(name), told.get(name)
+        parts = (
+            known[name](len(part)) if values is None else np.broadcast_to(values, len(part))
+            for part, values in ((rows, before), (X, more))
+        )
+        told[name] = np.concatenate([*parts])
     other = clone(model).set_params(kernel=model.kernel_, optimizer=None)
-    if told or model._noise_given:
-        unit = np.square(np.atleast_1d(model._y_train_std)[0])
-        own = np.broadcast_to(model._own_noise(len(targets), model._y_train_std), len(targets))
-        known = told.get("noise_variance", np.zeros(len(X)))
-        told = {"noise_variance": np.append((model._noise_train - own) * unit, known)}
-    if model._counts_train is not None:
-        told = told | {"sample_weight": np.append(model._counts_train, np.ones(len(X)))}
-    return other.fit(rows, np.concatenate([targets, y]), **told)
+    return other.fit(np.concatenate([rows, X]), np.concatenate([targets, y]), **told)

@@ -6,6 +6,7 @@ from ._network import (
     LimitedNetwork,
     Network,
     check_features,
+    has_first_layer,
     make_network,
     network_from_numpy,
     network_to_numpy,

@@ -164,6 +164,12 @@ class LimitedNetwork(Network):
         return self.network(params, near + beyond.sign() * unit * torch.log1p(beyond.abs() / unit))
 
 
+def has_first_layer(network: Network) -> bool:
+    """Whether `weigh_inputs` changes it: it has layers, and is not a module that the user gives."""
+    network = network.network if isinstance(network, LimitedNetwork) else network
+    return isinstance(network, DenseNetwork) and network.n_trainable > 0
+
+
 def weigh_inputs(
     network: Network, params: Sequence[Tensor], weights: np.ndarray | None
 ) -> list[Tensor]:
@@ -179,8 +185,7 @@ def weigh_inputs(
         A factor for each column of X; None for no change.
     """
     params = list(params)
-    network = network.network if isinstance(network, LimitedNetwork) else network
-    if weights is not None and isinstance(network, DenseNetwork) and network.n_trainable:
+    if weights is not None and has_first_layer(network):
         params[0] = params[0] * torch.as_tensor(weights).to(params[0])
     return params
 

@@ -52,9 +52,10 @@ _STATE = {
     "meta._encoding": ["TableEncoder", "_Categories", "_Dates", "_Numbers"],
     "meta._leaderboard": ["Leaderboard", "LeaderboardRow"],
     "meta._noise": ["NoiseModel", "NoisePart", "_Standardised"],
+    "meta._normal_scores": ["NormalScores", "ScoredColumns"],
     "meta._scaled": ["Scaled", "Tails"],
     "meta._target_codes": ["TargetCodes"],
-    "meta._trees": ["BoostedTrees", "RandomizedTrees"],
+    "meta._trees": ["BoostedClasses", "BoostedTrees", "RandomizedTrees"],
     "metrics": ["_PredictiveScorer", "_crps_of", "_interval_score_of", "_moments", "_nlpd_of"]
     + ["_pinball_of", "_share_inside", "predict_interval", "predict_quantiles"],
     "models.deep._features": ["DeepFeatures"],

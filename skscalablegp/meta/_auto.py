@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from sklearn.base import clone
@@ -14,14 +14,18 @@ from sklearn.utils.validation import check_is_fitted
 from .._compat import fit_context
 from .._validation import check_noise_variance
 from ..core import FitRun
-from ..core.training import Budget
+from ..core.training import Budget, StopTraining
 from ._auto_base import AutoBase, Trial
 from ._below import fit_below, told_noise
+from ._comparison import Comparison
 from ._division import Rows, divided
+from ._encoding import listed
 from ._leaderboard import Leaderboard, LeaderboardRow, in_words
+from ._member_noise import MOST_VARYING, Errors, varying_members
 from ._members import Candidate, candidates
-from ._noise import FEWEST_ROWS, NoiseModel, best_noise
+from ._noise import FEWEST_ROWS, NoiseModel
 from ._noisy import NoisyRegressorBase
+from ._normal_scores import NormalScores, useful_scores
 from ._pool import (
     Validated,
     calibrated,
@@ -29,36 +33,68 @@ from ._pool import (
     log_factor,
     mean_crps,
     mixed,
+    moment_weights,
     negative_log_density,
     pool_weights,
+    scaled_mixture,
 )
-from ._scaled import Scaled, noise_features
+from ._scaled import Scaled
 from ._stacked import StackedGPRegressor
 from ._trials import grown
 
 # With fewer rows no row can be spared, and the exact process predicts alone.
 _FEWEST = 5
-# With fewer scored rows only the first candidate for the weights has a noise model: errors of few
-# rows cannot tell candidates apart.
-_SEVERAL = 500
+# With fewer scored rows only the mixture has a noise model: errors of few rows cannot tell members
+# apart.
+_SEVERAL = 200
+# The name of the noise model of a mixture whose members have one each.
+_OWN_NOISE = "noise models of the members"
 # Errors of the first trial of a noise model under a time budget.
 _FIRST_ERRORS = 1000
-# Share of the remaining time for the noise model.
-_FOR_NOISE = 0.5
+
+
+class _Pooled(NamedTuple):
+    """Weights of members and the noise model of their mixture.
+
+    `at` are the numbers of the scored held-out rows; `errors` are in standard deviations, and
+    `loss` is the negative log density.
+    """
+
+    weights: np.ndarray
+    noise: NoiseModel
+    at: np.ndarray
+    errors: np.ndarray
+    loss: np.ndarray
+
+    @classmethod
+    def of(
+        cls,
+        weights: np.ndarray,
+        noise: NoiseModel,
+        errors: Errors,
+        mean: np.ndarray,
+        variance: np.ndarray,
+    ) -> _Pooled:
+        """From the moments of all rows of `errors`."""
+        y, mean, variance = (a[errors.scored] for a in (errors.y, mean, variance))
+        standardised, loss = (y - mean) / np.sqrt(variance), negative_log_density(y, mean, variance)
+        return cls(weights, noise, errors.at[errors.scored], standardised, loss)
 
 
 class AutoGPRegressor(AutoBase, NoisyRegressorBase):
-    """A calibrated regression without settings: members are compared on held-out rows.
+    """Calibrated regression without settings: models are compared on held-out rows.
 
-    Linear models, trees and Gaussian processes, the members, are fitted in turn, the cheapest
-    first, without a held-out part of the rows. After each one, weights are computed from the
-    density of these held-out rows; a single member keeps all the weight unless a mixture is clearly
-    better. A noise model and the shape of the tails are learned from the errors of this mixture on
-    held-out rows. In the remaining time, the members that have weight are fitted again to all rows.
-    Whenever the time ends, the model that predicts has been evaluated on held-out rows. See
-    :ref:`default_sizes`.
+    The models, called members, are linear models, trees and Gaussian processes. They are fitted one
+    after another, the cheapest first, to all rows but the held-out ones. After each fit, weights
+    are computed from the density of the held-out rows; a single member keeps all the weight unless
+    a mixture is better. A noise model and the shape of the tails are learned from the
+    errors of this mixture on held-out rows. In the remaining time, the members that have weight are
+    fitted again to all rows. Whenever the time ends, the model that predicts has been evaluated on
+    held-out rows. See :ref:`default_sizes`.
 
-    Tables may have numbers, categories, booleans, dates and missing values.
+    Tables may have numbers, categories, booleans, dates and missing values. Processes take columns
+    with heavy tails as normal scores (normal quantiles of their ranks) if the exact process of 300
+    rows then has a clearly higher likelihood.
 
     Parameters
     ----------
@@ -87,6 +123,12 @@ class AutoGPRegressor(AutoBase, NoisyRegressorBase):
         Device on which the fit runs; "auto" uses CUDA where it is available.
     dtype : {"auto", "float32", "float64"}, default="auto"
         Precision of the matrix products in training. "auto" leaves it to each member.
+    n_jobs : int or None, default=None
+        Number of processes that share the work, as in joblib. Fits of members and of folds are
+        divided among them; each process receives the table once, and the results are those of one
+        process. None means this process, unless a :class:`joblib.parallel_config` context says
+        otherwise. This process makes all fits if `max_seconds`, `callbacks` or `checkpoint` is set,
+        because these look at every step.
     callbacks : callable, list of callable or None, default=None
         Functions called after each step or score with a `TrainingStep`; training ends when one
         returns a true value. The steps are those of the regressors of this package.
@@ -117,7 +159,7 @@ class AutoGPRegressor(AutoBase, NoisyRegressorBase):
         Predictions of these rows by the weighted members that had not seen them, before the noise
         model.
     encoding_ : list of str
-        How the columns that are not plain numbers were encoded.
+        How columns were encoded that are not plain numbers, or have heavy tails.
     n_iter_ : int
         Training steps of all fits.
     n_samples_seen_ : int
@@ -144,8 +186,8 @@ class AutoGPRegressor(AutoBase, NoisyRegressorBase):
     The density of a mixture is that of the normal distribution with its mean and variance, which
     also predicts. Standard deviations of each member are multiplied by a factor that its errors on
     held-out rows determine; a member without any receives the size of these errors. Rows that occur
-    more than once are not used for this, because a copy among the fitted rows would tell the
-    target. Length scales of the exact process on 1,500 rows tell which columns matter; "neighbors"
+    more than once are not used for this, because a copy among the fitted rows would reveal the
+    target. Length scales of the exact process on 1,500 rows show which columns matter; "neighbors"
     and "iterative" share them.
 
     The cost is O(n log n) in the number n of rows, for trees and for the search of neighbours;
@@ -180,6 +222,7 @@ class AutoGPRegressor(AutoBase, NoisyRegressorBase):
         memory_budget="auto",
         device="auto",
         dtype="auto",
+        n_jobs=None,
         callbacks=None,
         checkpoint=None,
         verbose=0,
@@ -226,14 +269,15 @@ class AutoGPRegressor(AutoBase, NoisyRegressorBase):
             if len(X) < _FEWEST or not np.ptp(y) > 0:
                 self._alone(X, y, known, run)
                 return self
-            self._members, self._notes = [], {}
+            self._members = []
             codes, fraction = self._encoder.codes_, self.validation_fraction
             rows = divided(X, y, known, run, codes=codes, fraction=fraction)
-            cut = self._compare(tried, rows, run)
+            compared = Comparison(run, "members")
+            self._compare(tried, rows, compared)
             if not run.stopped:
-                cut += self._learn_noise(rows, run)
-            refitted = [] if run.stopped else self._refit(rows, cut, run)
-            self._conclude(rows, refitted, cut, run)
+                compared.cut += self._learn_noise(rows, run)
+            refitted = [] if run.stopped else self._refit(rows, compared)
+            self._conclude(rows, refitted, compared)
         return self
 
     def _rows(self, X: Any) -> np.ndarray:
@@ -262,6 +306,13 @@ class AutoGPRegressor(AutoBase, NoisyRegressorBase):
         run.reports(summary=self.explain_)
         run.ended(status, n_iter=len(run.monitor.steps), because=because)
 
+    def _useful_scores(self, rows: Rows, run: FitRun) -> dict[int, NormalScores]:
+        found = useful_scores(rows, self._encoder.codes_, self, run)
+        if found:
+            names = listed([self._encoder.names_[j] for j in found])
+            self.encoding_.append(f"heavy tails, as normal scores for processes: {names}")
+        return found
+
     def _width(self) -> int:
         return 2
 
@@ -271,41 +322,36 @@ class AutoGPRegressor(AutoBase, NoisyRegressorBase):
         return np.column_stack([mean, np.full(len(X), np.nan) if variance is None else variance])
 
     def _member(self, candidate: Candidate, fresh: Any, trial: Trial, rows: Rows) -> Validated:
-        seen = np.sort(rows.order[: trial.judged])
+        seen = np.sort(rows.order[: trial.n_predicted])
         held = rows.held[seen]
         mean, variance = trial.found[seen].T
         own = None if np.isnan(variance).any() else variance
         known = None if rows.known is None else rows.known[held]
-        scored = rows.common([trial.judged])[seen]
+        scored = rows.common([trial.n_predicted])[seen]
         scaled, variance = calibrated(Scaled(trial.inner), rows.y[held], mean, own, scored, known)
         means, variances = trial.found[:, 0], np.full(len(rows.held), np.nan)
         variances[seen] = variance
-        name, judged = candidate.name, trial.judged
-        return Validated(name, fresh, scaled, means, variances, judged, trial.refits, trial.seconds)
-
-    def _common(self, rows: Rows, weightings: list[np.ndarray]) -> np.ndarray:
-        """Which held-out rows are scored, of those that all members with some weight predicted."""
-        used = np.sum(weightings, axis=0) > 0
-        return rows.common([m.judged for m, u in zip(self._members, used, strict=True) if u])
+        name, done = candidate.name, trial.n_predicted
+        return Validated(name, fresh, scaled, means, variances, done, trial.refits, trial.seconds)
 
     def _weigh(self, rows: Rows) -> None:
         """Weights of the members so far; the model predicts by them."""
 
-        def weigh(members: np.ndarray, common: np.ndarray) -> list[np.ndarray]:
+        def weigh(members: np.ndarray, common: np.ndarray) -> np.ndarray:
             scored, some = rows.held[common], [self._members[k] for k in members]
             known = 0.0 if rows.known is None else rows.known[scored]
             means = np.stack([each.mean[common] for each in some])
             variances = np.stack([each.variance[common] for each in some]) + known
             return pool_weights(rows.y[scored], means, variances)
 
-        self._weightings, common = self._judged(rows, weigh)
+        weights, common = self._weights_by(rows, weigh)
         scored = rows.held[common]
         known = 0.0 if rows.known is None else rows.known[scored]
         # Until there is a noise model, the errors of the mixture calibrate it: where errors of
         # members cancel, its standard deviations would be too large.
-        mean, variance = self._mixed(self._weightings[0], np.flatnonzero(common))
+        mean, variance = self._mixed(weights, np.flatnonzero(common))
         log = log_factor(np.square(rows.y[scored] - mean) / (variance + known))
-        self._pool(self._weightings[0], Scaled(None, NoiseModel(log)), rows)
+        self._pool(weights, Scaled(None, NoiseModel(log)), rows)
 
     def _previewed(self, model: AutoGPRegressor, below: Any) -> None:
         model._keep(self._learned if self._members else Scaled(below))
@@ -323,8 +369,8 @@ class AutoGPRegressor(AutoBase, NoisyRegressorBase):
     def _pool(self, weights: np.ndarray, like: Scaled, rows: Rows) -> None:
         """Make the weighted members the model, with the noise model and tails of `like`."""
         self._weights = weights
-        judged = min(m.judged for w, m in zip(weights, self._members, strict=True) if w > 0)
-        seen = np.sort(rows.order[:judged])
+        done = min(m.n_predicted for w, m in zip(weights, self._members, strict=True) if w > 0)
+        seen = np.sort(rows.order[:done])
         mean, variance = self._mixed(weights, seen)
         self.held_out_, self.held_out_mean_ = rows.held[seen], mean
         self.held_out_std_ = np.sqrt(variance)
@@ -333,7 +379,7 @@ class AutoGPRegressor(AutoBase, NoisyRegressorBase):
         self.members_, self.weights_ = [m.name for _, m in chosen], weights
         self.estimators_ = [m.scaled.inner for _, m in chosen]
         width = len(self._encoder.names_)
-        pool = StackedGPRegressor.weighted([m.scaled for _, m in chosen], weights, width)
+        pool = StackedGPRegressor._weighted([m.scaled for _, m in chosen], weights, width)
         self.noise_gain_ = like.noise.gain
         self._keep(replace(like, inner=pool))
 
@@ -342,104 +388,122 @@ class AutoGPRegressor(AutoBase, NoisyRegressorBase):
     def _learn_noise(self, rows: Rows, run: FitRun) -> list[str]:
         """A noise model and tails from the weighted members' errors on held-out rows.
 
-        A noise model suits some weights better than others: it is learned for each candidate, the
-        first one first, and the weights change where their density is then clearly higher. Returns
-        what time has cut.
+        Then the best members have noise models of their own, and other weights, if the density is
+        clearly higher. Returns what time has cut.
         """
-        scored = np.flatnonzero(self._common(rows, self._weightings))
-        if len(scored) < FEWEST_ROWS:
+        used = [m.n_predicted for w, m in zip(self._weights, self._members, strict=True) if w > 0]
+        seen, scored = np.flatnonzero(rows.predicted(used)), rows.common(used)
+        if scored.sum() < FEWEST_ROWS:
             return []
-        seed, share = int(run.random_state.randint(2**31 - 1)), run.budget.share(_FOR_NOISE)
-        scored = scored[np.argsort(rows.first[rows.held[scored]], kind="stable")]
-        found, size = None, 0
+        seed, share = int(run.random_state.randint(2**31 - 1)), self._noise_share(rows, run)
+        seen = seen[np.argsort(rows.first[rows.held[seen]], kind="stable")]
+        found, size, cut = None, 0, False
         with run.stage("noise"), share.may_end() as end:
+            done: list[_Pooled] = []
 
-            def learn(size: int) -> tuple[Any, bool, float]:
-                return self._best_weighting(rows, np.sort(scored[:size]), seed, share), False, 0.0
+            def learn(size: int) -> tuple[_Pooled, bool, float]:
+                errors = Errors.of(rows, seen[:size], scored)
+                try:
+                    done.append(self._pooled_noise(errors, seed, share))
+                except StopTraining:
+                    if not done:
+                        raise
+                    return done[-1], True, 0.0
+                return done[-1], False, 0.0
 
-            found, size, _, _ = grown(learn, len(scored), share, _FIRST_ERRORS)
+            found, size, _, took = grown(learn, len(seen), share, _FIRST_ERRORS)
+            fewer = size
+            if share.limit is not None:
+                affordable = (share.left or 0.0) / (MOST_VARYING * max(took, 1e-9))
+                fewer = min(size, int(size * affordable))
+            errors = Errors.of(rows, seen[:fewer], scored)
+            found, cut = self._noise_of_members(found, rows, errors, seed, share)
+            cut = cut or fewer < size
         if found is None:
             # Learning the tails takes almost no time, and they matter without a noise model, too.
-            weights, noise = self._weights, self._learned.noise
-            errors = self._standardised(weights, noise, rows, np.sort(scored[:_FIRST_ERRORS]))
-        else:
-            weights, noise, errors = found
-        self._pool(weights, Scaled(None, noise, 0.0, self._best_tails(errors, run)), rows)
-        return [] if size == len(scored) and end.reason is None else ["the noise model"]
+            few = Errors.of(rows, seen[scored[seen]][:_FIRST_ERRORS], scored)
+            found = self._constant_noise(few)
+        tails = self._best_tails(found.errors, run)
+        self._pool(found.weights, Scaled(None, found.noise, 0.0, tails), rows)
+        ended = cut or end.reason is not None
+        return [] if size == len(seen) and not ended else ["the noise model"]
 
-    def _standardised(
-        self, weights: np.ndarray, noise: NoiseModel, rows: Rows, scored: np.ndarray
-    ) -> np.ndarray:
-        """Errors of some held-out rows under a constant noise factor, in standard deviations."""
-        mean, variance = self._mixed(weights, scored)
-        known = 0.0 if rows.known is None else rows.known[rows.held[scored]]
-        total = (variance + known) * np.exp(noise.level)
-        return (rows.y[rows.held[scored]] - mean) / np.sqrt(total)
+    def _noise_share(self, rows: Rows, run: FitRun) -> Budget:
+        """The time of the noise models: what refits are expected to leave, and at least half."""
+        share, left = run.budget.share("noise"), run.budget.left
+        if not left or not share.limit:
+            return share
+        used = [m for w, m in zip(self._weights, self._members, strict=True) if w > 0 and m.refits]
+        needed = sum(rows.on_all(each.seconds) for each in used)
+        most = run.budget.share("most noise").limit or 0.0
+        return run.budget.share(max(share.limit, most - needed) / left)
 
-    def _best_weighting(
-        self, rows: Rows, scored: np.ndarray, seed: int, share: Budget
-    ) -> tuple[np.ndarray, NoiseModel, np.ndarray]:
-        """Weights, their noise model and standardised errors, from some held-out rows."""
-        X, y = rows.X[rows.held[scored]], rows.y[rows.held[scored]]
-        known = 0.0 if rows.known is None else rows.known[rows.held[scored]]
-        best, chosen = None, None
-        for weights in self._weightings[: None if len(y) >= _SEVERAL else 1]:
-            mean, variance = self._mixed(weights, scored)
-            noise, logs = best_noise(
-                noise_features(X, mean, variance),
-                np.square(y - mean) / (variance + known),
-                None,
-                np.random.RandomState(seed),
-                share.check,
-            )
-            total = (variance + known) * np.exp(logs)
-            loss = negative_log_density(y, mean, total)
-            if best is None or clearly_smaller(loss, best):
-                best, chosen = loss, (weights, noise, (y - mean) / np.sqrt(total))
-        assert chosen is not None
-        return chosen
+    def _constant_noise(self, errors: Errors) -> _Pooled:
+        """The mixture as it is."""
+        mean, variance = self._mixed(self._weights, errors.at)
+        total = (variance + errors.known) * np.exp(self._learned.noise.level)
+        return _Pooled.of(self._weights, self._learned.noise, errors, mean, total)
 
-    def _conclude(self, rows: Rows, refitted: list[str], cut: list[str], run: FitRun) -> None:
+    def _pooled_noise(self, errors: Errors, seed: int, share: Budget) -> _Pooled:
+        """The mixture with the weights so far and a noise model."""
+        mean, variance = self._mixed(self._weights, errors.at)
+        noise, logs = errors.model(mean, variance, self._learned.noise.level, seed, share)
+        total = (variance + errors.known) * np.exp(logs)
+        return _Pooled.of(self._weights, noise, errors, mean, total)
+
+    def _noise_of_members(
+        self, pooled: _Pooled, rows: Rows, errors: Errors, seed: int, share: Budget
+    ) -> tuple[_Pooled, bool]:
+        """Members with noise models of their own, if the density of their mixture is higher.
+
+        A member whose errors vary much between rows seems worse than it is while its noise is
+        constant. Also whether time has left out members.
+        """
+        if errors.scored.sum() < _SEVERAL or len(self._members) < 2:
+            return pooled, False
+        own, cut = varying_members(self._members, rows, errors, seed, share)
+        if len(own) < 2:
+            return pooled, cut
+        some, y = errors.at[errors.scored], errors.y[errors.scored]
+        means = np.stack([each.mean[some] for each in own.values()])
+        variances = np.stack([each.variance[some] for each in own.values()])
+        variances += errors.known[errors.scored]
+        weights = moment_weights(y, means, variances)
+        mean, variance, log = scaled_mixture(weights, y, means, variances)
+        loss = negative_log_density(y, mean, variance)
+        before = pooled.loss[np.searchsorted(pooled.at, some)]
+        if not clearly_smaller(loss, before):
+            return pooled, cut
+        for k, each in own.items():
+            self._members[k] = each
+        every = np.zeros(len(self._members))
+        every[list(own)] = weights
+        noise = NoiseModel(log, (), _OWN_NOISE, pooled.noise.gain + float(np.mean(before - loss)))
+        return _Pooled(every, noise, some, (y - mean) / np.sqrt(variance), loss), cut
+
+    def _conclude(self, rows: Rows, refitted: list[str], compared: Comparison) -> None:
         """The leaderboard, the explanation and the report."""
-        board, scored = [], rows.common([each.judged for each in self._members])
+        scored = rows.common([each.n_predicted for each in self._members])
         y = rows.y[rows.held[scored]]
         known = 0.0 if rows.known is None else rows.known[rows.held[scored]]
-        validated_ = {each.name: each for each in self._members}
-        weights = dict(zip(self.members_, self.weights_.tolist(), strict=True))
-        for name, (took, note) in self._notes.items():
-            nll = score = np.nan
-            if name in validated_:
-                mean = validated_[name].mean[scored]
-                variance = validated_[name].variance[scored] + known
-                nll = float(negative_log_density(y, mean, variance).mean())
-                score = float(mean_crps(y, mean, variance))
-            board.append(LeaderboardRow(name, nll, score, weights.get(name, 0.0), took, note))
-        self.leaderboard_ = Leaderboard(board)
-        self.explain_ = self._explained(rows, refitted, cut)
-        run.reports(summary=f"{self.explain_}\n{self.leaderboard_}")
-        self._end(cut, run)
-
-    def _explained(self, rows: Rows, refitted: list[str], cut: list[str]) -> str:
-        shown = in_words(self.members_, self.weights_.tolist())
-        n, m = len(rows.y), self._n_scored
+        scores = {}
+        for each in self._members:
+            own = y, each.mean[scored], each.variance[scored] + known
+            scores[each.name] = float(negative_log_density(*own).mean()), mean_crps(*own)
         how = "folds" if rows.cross_fitted else "held-out rows"
+        shown = in_words(self.members_, self.weights_.tolist())
         noise, tails = self._learned.noise, self._learned.tails.name
-        said = [f"{shown} by the density of {m:,} of {n:,} rows ({how})"]
-        if noise.parts:
+        said = [f"{shown} by the density of {self._n_scored:,} of {len(rows.y):,} rows ({how})"]
+        if noise.gain > 0:
             said.append(
                 f"standard deviations are multiplied by {noise.name}, which raises the mean log "
                 f"density by {noise.gain:.2g}"
             )
         if tails != "normal":
             said.append(f"the errors have {tails} tails")
-        if refitted or not rows.cross_fitted:
-            fitted = ", ".join(refitted) if refitted else "no member"
-            said.append(f"{fitted} was fitted again to all rows")
-        if cut:
-            names = ", ".join(dict.fromkeys(cut))
-            said.append(f"the time budget was too short for all work on {names}")
-        said += self.encoding_
-        return "; ".join(said) + "."
+        if not (refitted or rows.cross_fitted):
+            said.append("no member was fitted again to all rows")
+        self._end(said, scores, refitted, compared)
 
     def permutation_relevance(self, X, y, n_repeats: int = 5, random_state=0) -> Bunch:
         """The increase of the mean NLL of some rows when a column is shuffled.

@@ -18,26 +18,23 @@ from torch import nn
 from .._validation import check_magnitude, validated
 from ..core import SMALL_TABLE, FitRun, GPModel
 from ..core.training import Budget
+from ._auto_jobs import evaluated_by_jobs, refitted_by_jobs
 from ._below import device_or_cpu_for, few_threads, fit_below, opened, told_noise, with_kernel
+from ._comparison import FAILURES, Comparison
 from ._division import Rows
 from ._encoding import TableEncoder
 from ._members import Candidate
+from ._normal_scores import NormalScores, ScoredColumns
 from ._trials import ENOUGH, MARGIN, Late, filled, grown
 
 # Copies of the encoded table that fits of members make.
 _COPIES = 4
-# Shares of a member's time for its fit, and at least for its predictions.
-_FOR_FIT, _FOR_ANSWERS = 0.7, 0.3
 # Held-out rows on which the cost of predictions is measured.
 _PROBE = 100
-# A member begins only if this share of the whole time is left for members.
-_LEAST_SHARE = 0.02
 # The parameter of models that support categories: numbers of columns.
 _CATEGORIES = "categorical_features"
 # Statuses of fits that time, a callback or an interrupt has ended early.
 CUT = ("max_seconds", "interrupted", "callback")
-# Errors of a member that do not end the fit of the others.
-_FAILURES = (ArithmeticError, ValueError, TypeError, RuntimeError, MemoryError, TimeoutError)
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,7 +55,7 @@ class Trial:
     inner : estimator
     found : ndarray of shape (m, q)
         Its predictions; NaN where there was no time.
-    judged : int
+    n_predicted : int
         How many held-out rows it has predicted, in the order of `Rows.order`.
     note : str
         What time has cut.
@@ -70,7 +67,7 @@ class Trial:
 
     inner: Any
     found: np.ndarray
-    judged: int
+    n_predicted: int
     note: str
     refits: bool
     seconds: float
@@ -82,13 +79,12 @@ class AutoBase:
     A class that inherits this also inherits `GPModel`, and has the parameter `validation_fraction`.
     """
 
-    # Share of the time for the members without the held-out rows.
-    _for_members = 0.6
     _needs_float64 = ""
     _members: list[Any]
-    _notes: dict[str, tuple[float, str]]
     _weights: np.ndarray
     _encoder: TableEncoder
+    # Columns whose normal scores processes take; None before that has been decided.
+    _scores: dict[int, NormalScores] | None
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()  # type: ignore[misc]
@@ -172,6 +168,10 @@ class AutoBase:
     def _previewed(self, model: Any, below: Any) -> None:
         """Set the fitted attributes of a copy while a member, now `below`, is being fitted."""
 
+    def _useful_scores(self, rows: Rows, run: FitRun) -> dict[int, NormalScores]:
+        """Columns whose normal scores all members take that are processes."""
+        return {}
+
     def _shares_kernel(self, candidate: Candidate, n: int) -> bool:
         """Whether folds keep the hyperparameters that all rows have determined."""
         return candidate.name == "exact"
@@ -180,69 +180,79 @@ class AutoBase:
         """The estimator of such folds."""
         return with_kernel(fresh, _last(inner))
 
-    def _compare(self: Any, tried: list[Candidate], rows: Rows, run: FitRun) -> list[str]:
-        """Fit and evaluate the members one by one; returns those that the time limit has cut."""
-        phase, cut = run.budget.share(self._for_members), []
+    def _compare(self: Any, tried: list[Candidate], rows: Rows, compared: Comparison) -> None:
+        """Fit and evaluate the members one by one, and weight those that were evaluated."""
+        run, self._scores = compared.run, None
         seeds = [int(run.random_state.randint(2**31 - 1)) for _ in tried]
-        names = getattr(self, "feature_names_in_", None)
-        kernel, failure = None, None
-        waiting = list(zip(tried, seeds, strict=True))
+        waiting, kernel = list(zip(tried, seeds, strict=True)), None
+        first = [each for each in waiting if not each[0].waits]
+        done = evaluated_by_jobs(self, first, None, rows, run)
         while waiting:
             best = self._members[int(np.argmax(self._weights))].name if self._members else ""
-            place = _next([each for each, _ in waiting], best) if phase.limit is not None else 0
+            limited = compared.phase.limit is not None
+            place = _next([each for each, _ in waiting], best) if limited else 0
             candidate, seed = waiting.pop(place)
-            late = phase.limit is not None and phase.left < _LEAST_SHARE * phase.limit
-            if run.stopped or (self._members and late):
-                self._notes[candidate.name] = 0.0, "not begun: no time was left for it"
-                cut.append(candidate.name)
+            if not compared.begins(candidate.name):
                 continue
             if candidate.shared and kernel is None:
-                self._notes[candidate.name] = 0.0, "not begun: there is no kernel to share"
+                compared.notes[candidate.name] = 0.0, "not begun: there is no kernel to share"
                 continue
-            # Each member may take twice its part, since the first ones need less.
-            parts = [candidate.part, *(each.part for each, _ in waiting)]
-            share = phase.share(min(1.0, 2 * parts[0] / (sum(parts) + parts[0])))
-            begun = run.budget.seconds
-            try:
-                fresh = opened(_seeded(candidate.make(kernel), seed), self, run, names)
-                fresh = _told_categories(fresh, rows)
-                others = not isinstance(fresh, GPModel)
-                with (
-                    run.stage(candidate.name),
-                    few_threads(len(rows.y)) if others else nullcontext(),
-                    run.budget.may_end(keep=lambda _: bool(self._members), inner=True) as end,
-                ):
-                    trial = self._tried(candidate, fresh, rows, share, run)
-                    if candidate.again is not None and not rows.cross_fitted:
-                        fresh = candidate.again(_last(trial.inner).kernel_)
-                        fresh = opened(_seeded(fresh, seed), self, run, names)
-                        trial = replace(trial, refits=True, seconds=self._cheapest(trial))
-                    member = self._member(candidate, fresh, trial, rows)
-            except _FAILURES as error:
-                failure = failure or error
-                took = run.budget.seconds - begun
-                self._notes[candidate.name] = took, f"dropped: {first_line(error)}"
-                cut += [candidate.name] if isinstance(error, Late) else []
+            if candidate.waits and kernel is not None and candidate.name not in done:
+                several = [(candidate, seed), *(each for each in waiting if each[0].waits)]
+                done |= evaluated_by_jobs(self, several, kernel, rows, run)
+            if one := done.get(candidate.name):
+                found = compared.tried(candidate.name, partial(one.taken, run), one.seconds)
+            else:
+                share = compared.share(candidate.part, [each.part for each, _ in waiting])
+                work = partial(self._evaluated, candidate, kernel, seed, rows, share, run)
+                found = compared.tried(candidate.name, work)
+            if found is None:
                 continue
-            took = run.budget.seconds - begun
-            if end.reason is not None:
-                self._notes[candidate.name] = took, "dropped: it was cut before its predictions"
-                cut.append(candidate.name)
-                continue
-            cut += [candidate.name] if trial.note else []
-            self._notes[candidate.name] = took, trial.note
+            trial, member = found
+            if trial.note:
+                compared.adds(candidate.name, run.budget.seconds, trial.note)
+                compared.cut.append(candidate.name)
             if candidate.name == "exact":
                 kernel = getattr(_last(trial.inner), "kernel_", None)
             self._members.append(member)
             self._weigh(rows)
-        if not self._members:
-            raise failure or TimeoutError("no member was fitted")
-        return cut
+        compared.check()
 
-    def _judged(
-        self: Any, rows: Rows, weigh: Callable[[np.ndarray, np.ndarray], list[np.ndarray]]
-    ) -> tuple[list[np.ndarray], np.ndarray]:
-        """Candidates for the weights, the chosen one first, and the rows that chose it.
+    def _evaluated(
+        self: Any,
+        candidate: Candidate,
+        kernel: Any,
+        seed: int,
+        rows: Rows,
+        share: Budget,
+        run: FitRun,
+    ) -> tuple[Trial, Any]:
+        """A fitted member with its predictions of held-out rows, and the member to weight."""
+        fresh = self._opened_member(candidate.make(kernel), seed, run)
+        fresh = _told_categories(fresh, rows)
+        self._find_scores(fresh, rows, run)
+        threads = nullcontext() if isinstance(fresh, GPModel) else few_threads(len(rows.y))
+        with run.stage(candidate.name), threads:
+            trial = self._tried(candidate, fresh, rows, share, run)
+            if candidate.again is not None and not rows.cross_fitted:
+                fresh = candidate.again(_last(trial.inner).kernel_)
+                fresh = self._opened_member(fresh, seed, run)
+                trial = replace(trial, refits=True, seconds=self._cheapest(trial))
+            return trial, self._member(candidate, fresh, trial, rows)
+
+    def _find_scores(self: Any, fresh: Any, rows: Rows, run: FitRun) -> None:
+        """Before the first process among the members, find the columns with useful scores."""
+        if isinstance(fresh, GPModel) and self._scores is None:
+            self._scores = self._useful_scores(rows, run)
+
+    def _opened_member(self: Any, fresh: Any, seed: int, run: FitRun) -> Any:
+        """A copy with the seed, and with open settings filled in."""
+        return opened(_seeded(fresh, seed), self, run, getattr(self, "feature_names_in_", None))
+
+    def _weights_by(
+        self: Any, rows: Rows, weigh: Callable[[np.ndarray, np.ndarray], np.ndarray]
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Weights of the members, and the held-out rows that chose them (a mask).
 
         Members are compared on rows that all of them have predicted. A slow member without weight
         there does not limit the rows of the others.
@@ -251,21 +261,22 @@ class AutoBase:
         ----------
         rows : Rows
         weigh : callable
-            ``weigh(members, common)`` gives candidates for the weights of some members (their
-            numbers) by some held-out rows (a mask).
+            ``weigh(members, common)`` gives the weights of some members (their numbers) by some
+            held-out rows (a mask).
         """
-        members, judged = np.arange(len(self._members)), np.array([m.judged for m in self._members])
+        members = np.arange(len(self._members))
+        n_predicted = np.array([m.n_predicted for m in self._members])
         while True:
-            common = rows.common(judged[members].tolist())
+            common = rows.common(n_predicted[members].tolist())
             found = weigh(members, common)
-            slowest = judged[members] == judged[members].min()
-            if slowest.all() or found[0][slowest].any():
+            slowest = n_predicted[members] == n_predicted[members].min()
+            if slowest.all() or found[slowest].any():
                 break
             members = members[~slowest]
         self._n_scored = int(common.sum())
-        full = np.zeros((len(found), len(self._members)))
-        full[:, members] = found
-        return list(full), common
+        full = np.zeros(len(self._members))
+        full[members] = found
+        return full, common
 
     def _cheapest(self, trial: Trial) -> float:
         """Seconds of a fit of neighbours that trains nothing."""
@@ -279,15 +290,16 @@ class AutoBase:
         found = np.full((len(rows.held), self._width()), np.nan)
         if rows.cross_fitted:
             return self._cross_fitted(candidate, fresh, rows, found, share, run)
-        some, n = rows.folds[0][0], len(rows.folds[0][0])
-        if candidate.rows is not None and n > candidate.rows:
-            some = np.sort(run.random_state.choice(some, candidate.rows, replace=False))
-        fit = self._fitted(candidate, fresh, rows, some, share, run, judged=True)
+        some = candidate.some
+        if some is None:
+            some = rows.drawn(candidate.rows, run.random_state)
+        some = rows.folds[0][0] if some is None else some
+        fit = self._fitted(candidate, fresh, rows, some, share, run, evaluated=True)
         notes = [fit.note] if fit.note else []
         # A fit may have taken more than its share, but it must have been evaluated.
-        left = run.budget.share(1.0) if share.limit is None else _at_least(share, _FOR_ANSWERS, run)
-        answer = partial(self._answer, fit.inner)
-        done = filled(answer, rows.X[rows.held], rows.order, found, left)
+        left = share.at_least("held-out rows")
+        inner, new = rows.unseen(fit.inner, rows.held)
+        done = filled(partial(self._answer, inner), new, rows.order, found, left)
         _check(found[rows.order[:done]])
         if done < min(ENOUGH, len(rows.held)) and self._members:
             raise Late(f"time sufficed to predict {done:,} of {len(rows.held):,} held-out rows")
@@ -296,7 +308,7 @@ class AutoBase:
         refits = not fit.note and candidate.rows is None
         return Trial(fit.inner, found, done, "; ".join(notes), refits, fit.seconds)
 
-    def _cross_fitted(  # noqa: PLR0913 (a fit and its judge)
+    def _cross_fitted(
         self: Any,
         candidate: Candidate,
         fresh: Any,
@@ -313,17 +325,18 @@ class AutoBase:
         every, again, inner, note = np.arange(len(rows.y)), fresh, None, ""
         shares_kernel = self._shares_kernel(candidate, len(every))
         if shares_kernel:
-            whole = self._fitted(candidate, fresh, rows, every, share.share(_FOR_FIT), run)
+            whole = self._fitted(candidate, fresh, rows, every, share.share("fit"), run)
             again, inner, note = self._fixed(fresh, whole.inner), whole.inner, whole.note
         done, first = 0, None
         for k, (fitted, new) in enumerate(rows.folds):
             begun = share.seconds
             with run.budget.may_end(keep=first is not None, inner=True) as end:
-                fit = self._fitted(candidate, again, rows, fitted, _at_least(share, 0.1, run), run)
+                part = share.at_least("fold")
+                fit = self._fitted(candidate, again, rows, fitted, part, run)
                 if first is not None and fit.note and not shares_kernel:
                     break
                 place = np.searchsorted(rows.held, new)
-                found[place] = self._answer(fit.inner, rows.X[new])
+                found[place] = self._answer(*rows.unseen(fit.inner, new))
                 _check(found[place])
             if end.reason is not None:
                 break
@@ -336,7 +349,7 @@ class AutoBase:
                 break
         if done == len(every) and not shares_kernel:
             with run.budget.may_end(inner=True):
-                whole = self._fitted(candidate, fresh, rows, every, share.share(0.999), run)
+                whole = self._fitted(candidate, fresh, rows, every, share.share("all rows"), run)
                 inner = None if whole.note else whole.inner
         if done < len(every) or inner is None:
             done = done if shares_kernel else len(rows.folds[0][1])
@@ -348,7 +361,7 @@ class AutoBase:
             return Trial(first.inner, found, done, note, not first.note, first.seconds)
         return Trial(inner, found, done, note, False, 0.0)
 
-    def _fitted(  # noqa: PLR0913 (a fit with its rows and its time)
+    def _fitted(
         self: Any,
         candidate: Candidate,
         fresh: Any,
@@ -356,25 +369,26 @@ class AutoBase:
         some: np.ndarray,
         share: Budget,
         run: FitRun,
-        judged: bool = False,
+        evaluated: bool = False,
     ) -> Fit:
         """A member fitted to some rows, behind its own codes of categories.
 
         If it cannot be stopped, or only late, measured costs decide how many of the rows. They
-        include those of the predictions that judge it, if it is then `judged` by held-out rows.
+        include those of the predictions of held-out rows, if it is then `evaluated`.
         """
         limited, n = share.limit is not None, len(some)
         steps = isinstance(fresh, GPModel) and not candidate.shared
         order = np.argsort(rows.first[some], kind="stable")
-        if steps and judged and limited:
-            share = share.share(_FOR_FIT)
-        probe = rows.X[rows.held[rows.order[:_PROBE]]]
+        if steps and evaluated and limited:
+            share = share.share("fit")
+        probe = rows.held[rows.order[:_PROBE]]
 
         def fit(size: int) -> tuple[Any, bool, float]:
             part, later = some if size == n else some[np.sort(order[:size])], 0.0
             inner, cut = self._fitted_to(fresh, rows, part, share, run)
-            if judged and limited and not steps:
-                a_row = share.timed(lambda: self._answer(inner, probe)) / len(probe)
+            if evaluated and limited and not steps:
+                ready = rows.unseen(inner, probe)
+                a_row = share.timed(lambda: self._answer(*ready)) / len(probe)
                 later = a_row * min(ENOUGH, len(rows.held))
             return inner, cut, later
 
@@ -398,61 +412,89 @@ class AutoBase:
         told = told_noise(fresh, None if rows.known is None else rows.known[some])
         kept = fresh.get_params(deep=False).get(_CATEGORIES) == _codes_first(rows)
         codes, X = rows.columns(some, kept)
+        steps = [] if codes is None else [("codes", codes)]
+        if isinstance(fresh, GPModel) and self._scores:
+            steps.append(("scores", ScoredColumns(self._scores)))
+            X = steps[-1][1].transform(X)
+
+        def behind(below: Any) -> Any:
+            return Pipeline([*steps, ("model", below)]) if steps else below
 
         def preview(model: Any, below: Any) -> None:
-            behind = below if codes is None else Pipeline([("codes", codes), ("model", below)])
-            self._previewed(model, behind)
+            self._previewed(model, behind(below))
 
-        part = 1.0
-        if share.limit is not None:
-            part = min(max(share.left, 1e-9) / max(run.budget.left, 1e-9), 0.999)
-        status, _ = fit_below(inner, run, X, y, preview, part, False, True, **told)
+        status, _ = fit_below(inner, run, X, y, preview, share, False, True, **told)
         cut = status in CUT or getattr(inner, "cut_", False)
-        if codes is not None:
-            inner = Pipeline([("codes", codes), ("model", inner)])
-        return inner, cut
+        return behind(inner), cut
 
-    def _refit(self: Any, rows: Rows, cut: list[str], run: FitRun) -> list[str]:
+    def _on_all_rows(
+        self: Any, member: Any, rows: Rows, share: Budget, run: FitRun
+    ) -> tuple[Any, bool]:
+        """`_fitted_to` for a member and all rows."""
+        with run.stage(f"{member.name} on all rows"):
+            found = self._fitted_to(member.fresh, rows, np.arange(len(rows.y)), share, run)
+        run.preview = None
+        return found
+
+    def _refit(self: Any, rows: Rows, compared: Comparison) -> list[str]:
         """Refit the members that have weight on all rows, as far as time allows; their names."""
-        every, refitted = np.arange(len(rows.y)), []
+        run, refitted = compared.run, []
         order = np.argsort(-self._weights, kind="stable")
-        for k in [k for k in order if self._weights[k] > 0 and self._members[k].refits]:
-            member = self._members[k]
-            took, note = self._notes[member.name]
-            needs = MARGIN * member.seconds * len(every) / len(rows.folds[0][0])
-            if run.stopped or not run.budget.allows(needs):
-                self._notes[member.name] = took, "fitted without the held-out rows"
-                cut.append(member.name)
-                continue
-            begun, ended = run.budget.seconds, True
-            try:
-                with run.stage(f"{member.name} on all rows"), run.budget.may_end(inner=True):
-                    share = run.budget.share(0.999)
-                    inner, ended = self._fitted_to(member.fresh, rows, every, share, run)
-                    run.preview = None
+        order = [k for k in order if self._weights[k] > 0 and self._members[k].refits]
+        done = refitted_by_jobs(self, [self._members[k] for k in order], rows, run)
+        for k in order:
+            member, begun = self._members[k], run.budget.seconds
+            needs = rows.on_all(member.seconds)
+            inner, ended = None, True
+            if not run.stopped and run.budget.allows(needs):
+                try:
+                    if one := done.get(member.name):
+                        begun -= one.seconds
+                        inner, ended = one.taken(run)
+                    else:
+                        with run.budget.may_end(inner=True):
+                            share = run.budget.share("all rows")
+                            inner, ended = self._on_all_rows(member, rows, share, run)
                     _check(self._answer(inner, rows.X[rows.held[:1]]))
-            except _FAILURES:
-                # The validated fit predicts.
-                ended = True
-            took += run.budget.seconds - begun
+                except FAILURES:
+                    # The validated fit predicts.
+                    ended = True
             if run.stopped or ended:
-                self._notes[member.name] = took, "fitted without the held-out rows"
-                cut.append(member.name)
+                compared.adds(member.name, begun, "fitted without the held-out rows")
+                compared.cut.append(member.name)
                 continue
             self._members[k] = member.fitted_again(inner)
-            self._notes[member.name] = took, "fitted on all rows"
+            compared.adds(member.name, begun, "fitted on all rows")
             refitted.append(member.name)
             self._pool_again(rows)
         return refitted
 
-    def _end(self: Any, cut: list[str], run: FitRun) -> None:
-        """Report how the fit ended, and forget what only the fit needs."""
+    def _end(
+        self: Any,
+        said: list[str],
+        scores: dict[str, tuple[float, float]],
+        refitted: list[str],
+        compared: Comparison,
+    ) -> None:
+        """Explain and report the fit, and forget what only it needs.
+
+        `said` is what predicts and how it was chosen; `scores` are NLL and CRPS of the members.
+        """
+        run, names = compared.run, ", ".join(dict.fromkeys(compared.cut))
+        self.leaderboard_ = compared.leaderboard(
+            scores, dict(zip(self.members_, self.weights_.tolist(), strict=True))
+        )
+        if refitted:
+            said.append(f"{', '.join(refitted)} was fitted again to all rows")
+        if names:
+            said.append(f"the time budget was too short for all work on {names}")
+        self.explain_ = "; ".join([*said, *self.encoding_]) + "."
+        run.reports(summary=f"{self.explain_}\n{self.leaderboard_}")
         status, because = "completed", ""
-        if cut and run.budget.limit is not None:
+        if names and run.budget.limit is not None:
             status = "max_seconds"
-            names = ", ".join(dict.fromkeys(cut))
             because = f"max_seconds={run.budget.limit:g} was too short for all work on {names}"
-        for name in ("_members", "_notes", "_weights", "_weightings", "_n_scored"):
+        for name in ("_members", "_weights", "_n_scored", "_scores"):
             vars(self).pop(name, None)
         run.ended(status, n_iter=len(run.monitor.steps), because=because)
 
@@ -464,14 +506,6 @@ def _next(waiting: list[Candidate], best: str) -> int:
             if best in candidate.follows:
                 return k
     return 0
-
-
-def _at_least(share: Budget, part: float, run: FitRun) -> Budget:
-    """What is left of a member's share, but at least a part of the whole share."""
-    if share.limit is None:
-        return run.budget.share(1.0)
-    wanted = max(share.left or 0.0, part * share.limit)
-    return run.budget.share(min(wanted / max(run.budget.left or 0.0, 1e-9), 1.0))
 
 
 def _check(found: np.ndarray) -> None:
@@ -514,7 +548,3 @@ def _seeded(fresh: Any, seed: int) -> Any:
 
 def _last(regressor: Any) -> Any:
     return regressor[-1] if isinstance(regressor, Pipeline) else regressor
-
-
-def first_line(error: BaseException) -> str:
-    return (str(error) or type(error).__name__).splitlines()[0]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from threadpoolctl import threadpool_limits
 from .._devices import has_float64, resolve_device
 from .._validation import check_noise_variance, validated
 from ..core import SMALL_TABLE, FitRun, GPModel, GPPredictionBase, reporting_only
+from ..core.training import Budget
 from ..kernels import with_column_numbers
 
 # Settings of an inner regressor that are replaced during its fit, and restored after it.
@@ -165,6 +167,28 @@ def _fill_in(inner: GPModel, outer: Any) -> None:
             )
 
 
+class _OneThread:
+    """A limit of the whole process, which the last of the threads inside it lifts."""
+
+    def __init__(self) -> None:
+        self._lock, self._inside, self._limits = threading.Lock(), 0, ExitStack()
+
+    def __enter__(self) -> None:
+        with self._lock:
+            self._inside += 1
+            if self._inside == 1:
+                self._limits.enter_context(threadpool_limits(1, user_api="openmp"))
+
+    def __exit__(self, *error: object) -> None:
+        with self._lock:
+            self._inside -= 1
+            if not self._inside:
+                self._limits.close()
+
+
+_ONE_THREAD = _OneThread()
+
+
 @contextmanager
 def few_threads(n: int) -> Iterator[None]:
     """One thread of OpenMP for n rows, if they are few.
@@ -176,7 +200,7 @@ def few_threads(n: int) -> Iterator[None]:
     if n > SMALL_TABLE:
         yield
         return
-    with threadpool_limits(1, user_api="openmp"):
+    with _ONE_THREAD:
         yield
 
 
@@ -186,7 +210,7 @@ def fit_below(  # noqa: C901 (one branch for each kind of parameter)
     X: Any,
     y: Any,
     preview: Callable[[Any, Any], None] | None = None,
-    share: str | float = 1.0,
+    share: Budget | None = None,
     advised: bool = True,
     quiet: bool = False,
     **params: Any,
@@ -205,9 +229,9 @@ def fit_below(  # noqa: C901 (one branch for each kind of parameter)
         ``preview(model, below)`` sets the fitted attributes of `model`, a copy of the outer
         estimator, as they would be if training ended at the step at which `below`, a copy of the
         inner regressor, was taken.
-    share : str or float, default=1.0
-        Share of the remaining time that this fit may take, as in `Budget.share`. If it is below 1
-        and used up, the outer fit continues.
+    share : Budget, optional
+        The time that this fit may take; all that is left by default. If it is used up, the outer
+        fit continues as long as it has time.
     advised : bool, default=True
         Whether to pass on a warning that another model suits the table better.
     quiet : bool, default=False
@@ -222,8 +246,9 @@ def fit_below(  # noqa: C901 (one branch for each kind of parameter)
     """
     if not isinstance(inner, GPModel):
         if run.budget.limit is not None and has_fit_parameter(inner, "max_seconds"):
-            params["max_seconds"] = run.budget.share(share).limit
-        with run.stage(type(inner).__name__):
+            params["max_seconds"] = (share or run.budget).left
+        # A stage of the outer fit that is under way has this time, too.
+        with nullcontext() if run.monitor.in_stage else run.stage(type(inner).__name__):
             inner.fit(X, y, **params)
         return "completed", f"{type(inner).__name__} has no steps to report"
     own = {name: getattr(inner, name) for name in _OF_THE_FIT}
@@ -241,7 +266,7 @@ def fit_below(  # noqa: C901 (one branch for each kind of parameter)
 
     listed = own["callbacks"] if own["callbacks"] is not None else []
     listed = [listed] if callable(listed) else list(listed)
-    mine, seconds = run.budget.share(share).limit, own["max_seconds"]
+    mine, seconds = (share or run.budget).left, own["max_seconds"]
     # Whether the outer fit's budget is the one that may end this fit.
     shared = mine is not None and (seconds is None or mine <= seconds)
     if shared:
@@ -252,14 +277,14 @@ def fit_below(  # noqa: C901 (one branch for each kind of parameter)
         verbose=max(int(own["verbose"]), int(run.monitor.verbose)),
     )
     try:
-        with reporting_only(judged=quiet):
+        with reporting_only(evaluated=quiet):
             inner.fit(X, y, **params)
     finally:
         inner.set_params(**own)
     report = inner.fit_report_
     status, because = report.status, report.stop_reason
     cut = status == "max_seconds" and shared
-    if status == "interrupted" or (cut and (share == 1 or run.budget.left == 0)):
+    if status == "interrupted" or (cut and (share is None or run.budget.left == 0)):
         run.budget.end(status)
     elif cut:
         because = (

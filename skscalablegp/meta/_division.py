@@ -17,11 +17,13 @@ from sklearn.model_selection import (
     StratifiedKFold,
     StratifiedShuffleSplit,
 )
+from sklearn.pipeline import Pipeline
 
 from ..core import SMALL_TABLE, FitRun
 from ._below import few_threads
 from ._pool import FEWEST_UNIQUE, numbered, occur_once
 from ._target_codes import TargetCodes, slopes_that_differ
+from ._trials import MARGIN
 
 # Folds up to 2,000 rows. Larger tables have one held-out part, with at most this number of rows:
 # more would cost predictions and hardly change the weights.
@@ -72,19 +74,50 @@ class Rows:
             codes = clone(self.levels).set_params(kept=True)
             with few_threads(len(within)):
                 found = codes.fit_transform(self.X[within], self.y[within])
-            every = np.empty((len(self.y), found.shape[1]))
-            every[within] = found
+                every = np.empty((len(self.y), found.shape[1]))
+                every[within] = found
+                if part >= 0:
+                    new = self.folds[part][1]
+                    every[new] = codes.transform(self.X[new])
             self.encoded[part] = codes, every
         codes, every = self.encoded[part]
         first = 0 if kept else len(codes.columns)
         return codes.keeping(kept), every[some, first:]
 
-    def common(self, judged: list[int]) -> np.ndarray:
-        """Which held-out rows are scored, of those that all members have predicted."""
+    def unseen(self, inner: Any, new: np.ndarray) -> tuple[Any, np.ndarray]:
+        """A fitted member without its encoder of many levels, and these columns of `new` rows.
+
+        The encoder has encoded its part's held-out rows once for all members.
+        """
+        own = getattr(inner[0], "encoder_", None) if isinstance(inner, Pipeline) else None
+        for part, (codes, every) in self.encoded.items():
+            if part >= 0 and codes.encoder_ is own:
+                rest = inner[1:] if len(inner) > 2 else inner[-1]
+                return rest, every[new, 0 if inner[0].kept else len(codes.columns) :]
+        return inner, self.X[new]
+
+    def drawn(self, most: int | None, random_state: np.random.RandomState) -> np.ndarray | None:
+        """Random rows of the first part, at most so many; None if it has no more, and for folds."""
+        some = self.folds[0][0]
+        if self.cross_fitted or most is None or len(some) <= most:
+            return None
+        return np.sort(random_state.choice(some, most, replace=False))
+
+    def predicted(self, n_predicted: list[int]) -> np.ndarray:
+        """Which held-out rows all members have predicted."""
         seen = np.zeros(len(self.held), bool)
-        seen[self.order[: min(judged)]] = True
+        seen[self.order[: min(n_predicted)]] = True
+        return seen
+
+    def common(self, n_predicted: list[int]) -> np.ndarray:
+        """Which held-out rows are scored, of those that all members have predicted."""
+        seen = self.predicted(n_predicted)
         both = seen & self.scored
         return both if both.any() else seen
+
+    def on_all(self, seconds: float) -> float:
+        """Time that must be left before a fit of so many seconds is repeated on all rows."""
+        return MARGIN * seconds * len(self.y) / len(self.folds[0][0])
 
     @property
     def cross_fitted(self) -> bool:

@@ -173,7 +173,7 @@ class TableEncoder:
         for name, one, many in told:
             groups.setdefault(many, []).append((name, one))
         return [
-            f"{len(group)} {many}: {_listed([name for name, _ in group])}"
+            f"{len(group)} {many}: {listed([name for name, _ in group])}"
             if len(group) > 1
             else f"{group[0][0]}: {group[0][1]}"
             for many, group in groups.items()
@@ -556,7 +556,7 @@ def _joined(words: Sequence[str]) -> str:
     return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
 
 
-def _listed(names: Sequence[str]) -> str:
+def listed(names: Sequence[str]) -> str:
     """The first of many names, and how many more there are."""
     if len(names) <= _NAMED + 1:
         return _joined(names)

@@ -18,8 +18,6 @@ from ._unseen import Trial, Unseen, conclude
 
 # Largest number of closed-form leave-one-out rows; each costs more than a prediction.
 _LEFT_OUT = 10_000
-# Shares of the remaining time: for the fits without held-out rows; then for the noise model.
-_FOR_TRIAL, _FOR_NOISE = 0.85, 0.5
 # Parameters that have no effect without held-out rows.
 _OF_NOISE = ("residuals", "validation_fraction", "noise_estimator", "tails")
 
@@ -60,8 +58,9 @@ class HeteroscedasticRegressor(NoisyRegressorBase):
     tails : {"normal", "student", "empirical", "auto"}, default="normal"
         Shape of the distribution from which quantiles and intervals are computed. "student" is
         Student's t, and "empirical" takes the quantiles of the standardised errors of held-out
-        rows. "auto" fits each shape to half of these errors and takes the shape with the lowest
-        CRPS on the other half. With fewer than 20 rows the shape is normal.
+        rows. "auto" fits each shape to each half of these errors and takes the shape with the
+        lowest CRPS on the other halves, in which outer quantiles have more weight. With fewer than
+        20 rows the shape is normal.
     validation_fraction : float, default=0.2
         Fraction of the rows that is held out. "held_out" uses it, and above 10,000 rows so do the
         means from which the noise model learns. The regressor that predicts is fitted on all rows
@@ -74,7 +73,7 @@ class HeteroscedasticRegressor(NoisyRegressorBase):
         regressor if that has no seed of its own.
     max_seconds : float or None, default=None
         Time budget of the whole fit in seconds; when it runs out, the best state so far is kept.
-        Up to 60% of it are for a first fit: to all rows if there is a closed form, and otherwise
+        Up to 60% of it is for a first fit: to all rows if there is a closed form, and otherwise
         without the held-out rows that evaluate it. Further folds, and a fit to all rows, begin only
         if the time of the first fit shows that they end in time. If no time is left to learn the
         noise, standard deviations have one factor, from the errors on held-out rows. A regressor of
@@ -88,6 +87,12 @@ class HeteroscedasticRegressor(NoisyRegressorBase):
     dtype : {"auto", "float32", "float64"}, default="auto"
         Precision of the matrix products in training. It also applies to the regressor if that has
         "auto"; two different precisions are an error.
+    n_jobs : int or None, default=None
+        Number of processes that share the work, as in joblib. Fits of members and of folds are
+        divided among them; each process receives the table once, and the results are those of one
+        process. None means this process, unless a :class:`joblib.parallel_config` context says
+        otherwise. This process makes all fits if `max_seconds`, `callbacks` or `checkpoint` is set,
+        because these look at every step.
     callbacks : callable, list of callable or None, default=None
         Functions called after each step or score with a `TrainingStep`; training ends when one
         returns a true value. The steps are those of the regressor; regressors of other packages
@@ -132,7 +137,7 @@ class HeteroscedasticRegressor(NoisyRegressorBase):
 
     See Also
     --------
-    SVGPRegressor : Likelihoods with heavy tails, at the same noise everywhere.
+    SVGPRegressor : Likelihoods with heavy tails, with one noise level for all rows.
 
     Notes
     -----
@@ -177,6 +182,7 @@ class HeteroscedasticRegressor(NoisyRegressorBase):
         memory_budget="auto",
         device="auto",
         dtype="auto",
+        n_jobs=None,
         callbacks=None,
         checkpoint=None,
         verbose=0,
@@ -249,7 +255,8 @@ class HeteroscedasticRegressor(NoisyRegressorBase):
         known, extra, kept = unseen.known, 0.0, None
         for left in reversed(range(1 + refits)):
             with run.budget.may_end(keep=kept is not None, inner=True):
-                trial = unseen.tried(fresh, _FOR_TRIAL / (1 + left), _preview)
+                share = run.budget.share("rounds").share(1 / (1 + left))
+                trial = unseen.tried(fresh, share, _preview)
                 # A later round replaces the one before only if it ends.
                 if kept is None or not trial.cut:
                     scaled, late = self._noise_of(trial, unseen, known, extra, run)
@@ -294,7 +301,7 @@ class HeteroscedasticRegressor(NoisyRegressorBase):
         use = use if sees_mean else np.ones(len(rows), bool)
         if len(rows) >= FEWEST_ROWS:
             late = ["the noise model"]
-            share = run.budget.share(_FOR_NOISE)
+            share = run.budget.share("noise")
             with run.stage("noise"), share.may_end():
                 if not run.stopped and share.left != 0:
                     features = noise_features(X[rows], mean, variance)[use]

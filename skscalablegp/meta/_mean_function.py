@@ -16,16 +16,17 @@ from torch import Tensor
 from .._compat import fit_context
 from ..core import FitRun, FittedProcess, GPPredictionBase, LeftOut, fitted_process
 from ..core.posteriors import Draws, Moments, Posterior, Rows
-from ..core.training import SHARES
 from ..models.experts import PoERegressor
 from ._below import MetaRegressorBase, told_noise
+from ._comparison import first_line
+from ._jobs import FoldFits, by_jobs
 from ._modules import predictor_module
 from ._posterior_modules import ShiftedDraws, ShiftedModule
-from ._unseen import Trial, Unseen, conclude, first_line
+from ._unseen import Trial, Unseen, conclude
 
 # Number of rows that are left out to compare fits with the mean function and without it; the share
 # of them where they have to be held out.
-_JUDGED, _HELD = 2000, 0.2
+_CLOSED_FORM, _HELD = 2000, 0.2
 
 
 class Weighted(NamedTuple):
@@ -52,8 +53,8 @@ class MeanFunctionRegressor(MetaRegressorBase):
 
     A prediction is the sum of the mean function and a Gaussian process, which is fitted to the
     residuals of the mean function. These residuals come from cross-fitting: each row is predicted
-    by a mean function that was fitted without it, so that the residuals are as large as at new
-    rows. See :ref:`default_sizes`.
+    by a mean function that was fitted without it, so that the residuals are as large as those of
+    new rows. See :ref:`default_sizes`.
 
     On small or smooth tables, the residuals of boosted trees, the default mean function, are
     rougher than the target itself. The trees are therefore used only if they increase the density
@@ -93,6 +94,12 @@ class MeanFunctionRegressor(MetaRegressorBase):
     dtype : {"auto", "float32", "float64"}, default="auto"
         Precision of the matrix products in training. It also applies to the process if that has
         "auto"; two different precisions are an error.
+    n_jobs : int or None, default=None
+        Number of processes that share the work, as in joblib. Fits of members and of folds are
+        divided among them; each process receives the table once, and the results are those of one
+        process. None means this process, unless a :class:`joblib.parallel_config` context says
+        otherwise. This process makes all fits if `max_seconds`, `callbacks` or `checkpoint` is set,
+        because these look at every step.
     callbacks : callable, list of callable or None, default=None
         Functions called after each step or score with a `TrainingStep`; training ends when one
         returns a true value. The steps are those of the process.
@@ -163,6 +170,7 @@ class MeanFunctionRegressor(MetaRegressorBase):
         memory_budget="auto",
         device="auto",
         dtype="auto",
+        n_jobs=None,
         callbacks=None,
         checkpoint=None,
         verbose=0,
@@ -207,7 +215,7 @@ class MeanFunctionRegressor(MetaRegressorBase):
         with FitRun(self) as run:
             X, y, known = self._read_rows(X, y, noise_variance, run, ensure_min_samples=2)
             fresh = self._opened(process, run)
-            unseen = Unseen(run, X, y, known, "auto", int(_HELD * len(X)), _JUDGED, False)
+            unseen = Unseen(run, X, y, known, "auto", int(_HELD * len(X)), _CLOSED_FORM, False)
             self._cross_fitted = np.zeros(len(X))
             if self.mean_function is None and self.weight == "auto":
                 best = self._best(fresh, unseen, run)
@@ -215,7 +223,7 @@ class MeanFunctionRegressor(MetaRegressorBase):
                 weight = 1.0 if self.weight == "auto" else float(self.weight)
                 mean = self._mean_function(X, y, known, run)
                 show = self._preview(mean, weight)
-                trial = unseen.but(y=y - weight * self._cross_fitted).whole(fresh, 1.0, show, True)
+                trial = unseen.but(y=y - weight * self._cross_fitted).whole(fresh, None, show, True)
                 best = Weighted(0.0, weight, mean, trial)
                 run.chose("weight", weight, "the given mean function")
             self._finish(best.trial.inner, best.mean_function, best.weight)
@@ -236,7 +244,7 @@ class MeanFunctionRegressor(MetaRegressorBase):
         Both are evaluated on rows that they have not seen. The process alone comes first, and is
         kept unless the other one has been evaluated and is better.
         """
-        alone = unseen.tried(fresh, SHARES["process alone"], self._preview(None, 0.0))
+        alone = unseen.tried(fresh, run.budget.share("process alone"), self._preview(None, 0.0))
         fits, why = [Weighted(_density(unseen.y, alone.left), 0.0, None, alone)], ""
         # Without time for another fit of that kind, the first one stands.
         if not run.stopped and run.budget.allows(alone.seconds):
@@ -246,7 +254,8 @@ class MeanFunctionRegressor(MetaRegressorBase):
                     fits[0] = fits[0]._replace(mean_function=mean)
                     errors = unseen.but(y=unseen.y - self._cross_fitted)
                     show = self._preview(mean, 1.0)
-                    trial = errors.tried(fresh, SHARES["process on errors"], show)
+                    share = run.budget.share("process on errors")
+                    trial = errors.tried(fresh, share, show)
                     if not trial.cut or alone.cut:
                         fits.append(Weighted(_density(errors.y, trial.left), 1.0, mean, trial))
             except (MemoryError, TimeoutError) as error:
@@ -288,8 +297,12 @@ class MeanFunctionRegressor(MetaRegressorBase):
                 run.ignores("n_folds", f"there is time for {n_folds} folds")
             seed = int(run.random_state.randint(2**31 - 1))
             folds = KFold(min(n_folds, len(X)), shuffle=True, random_state=seed)
-            for seen, new in folds.split(X):
-                self._cross_fitted[new] = fitted(seen).predict(X[new])
+            parts = list(folds.split(X))
+            found = by_jobs(FoldFits(fresh, X, y, told, parts, _predicted), run)
+            if found is None:
+                found = [(fitted(seen).predict(X[new]),) for seen, new in parts]
+            for (predicted, *_), (_, new) in zip(found, parts, strict=True):
+                self._cross_fitted[new] = predicted
         return mean
 
     def _finish(self, inner: GPPredictionBase, mean: Any, weight: float) -> None:
@@ -320,6 +333,10 @@ class MeanFunctionRegressor(MetaRegressorBase):
 
     def _check_joint_memory(self, X: np.ndarray, what: str) -> None:
         fitted_process(self.estimator_).check_joint_memory(X, what)
+
+
+def _predicted(inner: Any, X: np.ndarray) -> np.ndarray:
+    return inner.predict(X)
 
 
 def _density(y: np.ndarray, left: LeftOut) -> float:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from sklearn.ensemble import ExtraTreesClassifier, HistGradientBoostingClassifier
+from sklearn.ensemble import ExtraTreesClassifier
 from sklearn.linear_model import LogisticRegression, RidgeCV
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
@@ -19,7 +19,7 @@ from ..models.inducing import SVGPClassifier
 from ..models.iterative import IterativeGPRegressor
 from ..models.neighbors import NNGPRegressor
 from ._boosters import BOOSTERS, BoosterClassifier, BoosterRegressor, CatBoost, required
-from ._trees import BoostedTrees, RandomizedTrees
+from ._trees import BoostedClasses, BoostedTrees, RandomizedTrees
 
 # With fewer rows trees have too few rows a leaf to gain, and five fits of them take most of the
 # time.
@@ -56,12 +56,8 @@ _CENTERS = 100
 # by 0.03 to 0.06 on two tables of the suite's half for choices (hotel, pol); one step with 1,000
 # reduced it by nothing.
 _TRAINED_CENTERS, _CENTERS_A_SECOND = (200, 1000), 20
-# Boosted trees for classes: with the defaults of scikit-learn they are overconfident on few rows.
-# Log losses on the suite's half for choices, before and after: 0.465 and 0.436 (credit), 0.368 and
-# 0.336 (drawn-steps), 0.127 and 0.105 (breast-cancer), 0.095 and 0.080 (digits). Above this number
-# of rows, held-out rows decide when the growth ends.
-_BOOSTED_CLASSES, _FEW_FOR_CLASSES = {"learning_rate": 0.05, "max_leaf_nodes": 15}, 10_000
-_MOST_TREES = 400
+# Up to this number of rows boosted trees for classes are small and learn slowly.
+_FEW_FOR_CLASSES = 50_000
 # Above these numbers of rows, all rows need more time than the other members.
 _MOST_ITERATIVE, _MOST_DEEP = 10_000, 50_000
 
@@ -79,6 +75,8 @@ class Candidate:
         Largest number of rows that it is fitted to.
     shared : bool
         Whether it needs the kernel of the exact process.
+    starts : bool
+        Whether its training starts from that kernel, where there is one.
     rate : float or None
         Rows for each second of its time, which limit the rows of a fit in steps: under a budget the
         work beside the steps must not take more than about a quarter of it.
@@ -91,6 +89,8 @@ class Candidate:
         if one of these is the best so far.
     again : callable or None
         ``again(kernel)`` gives the regressor of a refit, which keeps the trained kernel.
+    some : ndarray or None
+        The rows that it is fitted to, where they have been drawn already.
     """
 
     name: str
@@ -102,6 +102,13 @@ class Candidate:
     part: float = 1.0
     follows: tuple[str, ...] = ()
     again: Callable[[Any], Any] | None = None
+    some: np.ndarray | None = None
+    starts: bool = False
+
+    @property
+    def waits(self) -> bool:
+        """Whether it depends on the kernel of the exact process."""
+        return self.shared or self.starts
 
 
 def _linear(kernel: Any) -> Any:
@@ -158,6 +165,7 @@ def known_candidates(n: int, seconds: float | None = None) -> dict[str, Candidat
             part=_MUCH,
             follows=_PROCESSES,
             again=_shared_neighbors,
+            starts=True,
         ),
         Candidate("randomized_trees", lambda kernel: RandomizedTrees(), follows=("trees",)),
         Candidate("deep", lambda kernel: SCGDDKLRegressor(), follows=_PROCESSES),
@@ -180,13 +188,6 @@ def default_names(n: int) -> list[str]:
     return [*names, "randomized_trees", "deep"] if n <= _MOST_DEEP else names
 
 
-def _boosted_classes(n: int) -> Any:
-    if n <= _FEW_FOR_CLASSES:
-        return HistGradientBoostingClassifier(early_stopping=False, **_BOOSTED_CLASSES)
-    # Under a budget smaller fits come first, and "auto" would grow all trees on up to 10,000 rows.
-    return HistGradientBoostingClassifier(max_iter=_MOST_TREES, early_stopping=True)
-
-
 def class_candidates(members: Any, n: int) -> list[Candidate]:
     """The classifiers that the parameter `members` stands for; raises as `candidates` does."""
 
@@ -198,7 +199,7 @@ def class_candidates(members: Any, n: int) -> list[Candidate]:
 
     every = (
         Candidate("linear", logistic, part=_LITTLE),
-        Candidate("trees", lambda kernel: _boosted_classes(n)),
+        Candidate("trees", lambda kernel: BoostedClasses(small=n <= _FEW_FOR_CLASSES)),
         Candidate("randomized_trees", randomized),
         Candidate("inducing", lambda kernel: SVGPClassifier(), rate=_POINTS_A_SECOND, part=_MUCH),
     )

@@ -99,16 +99,23 @@ class NoiseModel:
         Names of the regressors in the report.
     gain : float
         The rise in the log density of held-out rows over that of a constant, in nats per row.
+    least : float
+        Logarithm of the smallest product of the parts and a variance, the logarithm of whose root
+        is the last feature.
     """
 
     level: float = 0.0
     parts: tuple[NoisePart, ...] = ()
     name: str = "a constant"
     gain: float = 0.0
+    least: float = -np.inf
 
     def factor(self, F: np.ndarray) -> np.ndarray:
         """Factors of standard deviations, shape (m,), at features of shape (m, q)."""
-        return np.exp(0.5 * sum((part.logs(F) for part in self.parts), np.full(len(F), self.level)))
+        logs = sum((part.logs(F) for part in self.parts), np.full(len(F), self.level))
+        if self.parts:
+            logs = np.maximum(logs, self.least - 2 * F[:, -1])
+        return np.exp(0.5 * logs)
 
 
 @dataclass(frozen=True)
@@ -260,7 +267,7 @@ def _candidates(F, squares, given, random_state, check_time):
         scaled = scaler.fit_transform(F)
         if not np.abs(scaled).max() < _FARTHEST:
             return
-        with warnings.catch_warnings(), reporting_only(judged=True):
+        with warnings.catch_warnings(), reporting_only(evaluated=True):
             # A length scale at its bound means that the errors have one size everywhere.
             warnings.simplefilter("ignore", ConvergenceWarning)
             process.fit(scaled, logs)

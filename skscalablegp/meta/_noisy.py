@@ -12,8 +12,15 @@ from ..core.posteriors import Posterior
 from ._below import MetaRegressorBase
 from ._scaled import Scaled, ScaledPosterior, Tails
 
-# Probabilities of the quantiles at which shapes of tails are compared.
+# Probabilities of the quantiles at which shapes of tails are compared, and weights of their losses.
+# Outer quantiles tell shapes apart, which inner ones hardly do. On 25 tables of 300 uniform errors
+# equal weights, and a single half to judge by, left 9 with normal or Student's tails, whose 95 %
+# intervals hold every row; with these weights and both halves 3 were left, and of 600 errors none.
 _LEVELS = np.arange(0.5, 100) / 100
+_LEVEL_WEIGHTS = np.square(2 * _LEVELS - 1)
+# Factors of the losses, so that a shape with more freedom must gain more: normal errors then keep
+# normal tails, and uniform ones are still recognised (tests/meta/test_heteroscedastic.py).
+_HANDICAPS = {"normal": 1.0, "student": 1.0025, "empirical": 1.005}
 
 
 class NoisyRegressorBase(MetaRegressorBase):
@@ -28,9 +35,10 @@ class NoisyRegressorBase(MetaRegressorBase):
         self._remember(self._build_posterior())
 
     def _best_tails(self, z: np.ndarray, run: FitRun, given: str = "auto") -> Tails:
-        """The shape of the standardised errors `z`: the `given` one, or that of the lowest CRPS.
+        """The shape of the standardised errors `z`: the `given` one, or the one that suits best.
 
-        "auto" fits each shape to a half of the errors, and compares them on the other half.
+        "auto" fits each shape to each half of the errors, and compares their quantiles on the other
+        half by a CRPS in which outer quantiles have more weight.
         """
         if given != "auto":
             tails = Tails.of(given, z)
@@ -38,13 +46,16 @@ class NoisyRegressorBase(MetaRegressorBase):
                 run.ignores("tails", f"{len(z)} errors are too few, or too similar, for this")
             return tails
         order = run.random_state.permutation(len(z))
-        fitted, new = z[order[::2]], z[order[1::2]]
-        losses: dict[str, float] = {}
-        for name in ("normal", "student", "empirical"):
-            beyond = new[:, None] - Tails.of(name, fitted)(ndtri(_LEVELS))
-            losses[name] = np.mean(np.maximum(_LEVELS * beyond, (_LEVELS - 1) * beyond))
-        best = min(losses, key=losses.__getitem__)
-        return Tails.of(run.chose("tails", best, "the lowest CRPS of held-out rows"), z)
+        halves = z[order[::2]], z[order[1::2]]
+        losses = dict.fromkeys(_HANDICAPS, 0.0)
+        for fitted, new in (halves, halves[::-1]):
+            for name in losses:
+                beyond = new[:, None] - Tails.of(name, fitted)(ndtri(_LEVELS))
+                each = np.maximum(_LEVELS * beyond, (_LEVELS - 1) * beyond)
+                losses[name] += np.mean(_LEVEL_WEIGHTS * each)
+        best = min(losses, key=lambda name: _HANDICAPS[name] * losses[name])
+        why = "the lowest tail-weighted CRPS of held-out rows"
+        return Tails.of(run.chose("tails", best, why), z)
 
     def _leaves_out(self) -> str:
         return ""

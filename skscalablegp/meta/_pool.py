@@ -7,20 +7,24 @@ from typing import Any
 
 import numpy as np
 from jaxtyping import Float, Int
-from scipy.optimize import minimize_scalar, nnls
+from scipy.optimize import minimize, minimize_scalar, nnls
+from scipy.special import softmax
 
 from .._predicted import normal_crps
 from ..core.data import row_hashes
 from ..core.posteriors import normal_log_density
 from ._below import mean_square
 from ._noise import NoiseModel
-from ._scaled import Scaled
+from ._scaled import Scaled, noise_features
 
 # Weight, in rows, of a regressor's own standard deviations in their calibration: a few errors alone
 # would say little about their size.
 _OWN_STD = 10.0
 # Members of a smaller weight are left out, because each one costs predictions.
 LEAST_WEIGHT = 0.02
+# A mixture whose log density per row is higher by less is a tie, which the best single member wins.
+# To ask a standard error of a mixture lost density on parts of the suite's tables for choices.
+_TIE = 1e-3
 # Steps of expectation maximisation, and the change of the weights at which it ends.
 _STEPS, _CHANGE = 500, 1e-6
 # With fewer held-out rows that occur once, copies stay on the same side of the split.
@@ -47,7 +51,7 @@ class Validated:
     mean, variance : ndarray of shape (m,)
         Its predictions of the held-out rows, calibrated and with their noise, in units of y; NaN
         where there was no time.
-    judged : int
+    n_predicted : int
         How many held-out rows it has predicted.
     refits : bool
         Whether a fit on more rows may replace it.
@@ -60,7 +64,7 @@ class Validated:
     scaled: Scaled
     mean: Float[np.ndarray, " m"]
     variance: Float[np.ndarray, " m"]
-    judged: int
+    n_predicted: int
     refits: bool
     seconds: float
 
@@ -72,6 +76,43 @@ class Validated:
     def fitted_again(self, inner: Any) -> Validated:
         """The same member with a regressor that was fitted to more rows."""
         return replace(self, scaled=replace(self.scaled, inner=inner), refits=False)
+
+    @property
+    def level(self) -> float:
+        """Logarithm of its constant noise factor."""
+        return self.scaled.noise.level
+
+    @property
+    def plain(self) -> Float[np.ndarray, " m"]:
+        """Its variances of the held-out rows before that factor."""
+        return self.variance / np.exp(self.level)
+
+    def varying(
+        self,
+        X: Float[np.ndarray, "m d"],
+        at: Int[np.ndarray, " k"],
+        noise: NoiseModel,
+        logs: Float[np.ndarray, " k"],
+    ) -> Validated:
+        """The same member with a noise model in place of its constant factor.
+
+        Parameters
+        ----------
+        X : ndarray of shape (m, d)
+            The held-out rows.
+        at : ndarray of shape (k,)
+            Numbers of those from which the model was learned.
+        noise : NoiseModel
+        logs : ndarray of shape (k,)
+            Logarithms of the factors of the variances, each by a model that was fitted without the
+            row.
+        """
+        plain, seen = self.plain, np.isfinite(self.variance)
+        factor = noise.factor(noise_features(X[seen], self.mean[seen], plain[seen]))
+        variance = np.full(len(plain), np.nan)
+        variance[seen] = plain[seen] * factor**2
+        variance[at] = plain[at] * np.exp(logs)
+        return replace(self, scaled=replace(self.scaled, noise=noise), variance=variance)
 
 
 def numbered(X: Float[np.ndarray, "n d"]) -> Int[np.ndarray, " n"]:
@@ -195,40 +236,82 @@ def mixture_weights(density: Float[np.ndarray, "k m"]) -> Float[np.ndarray, " k"
     return weights
 
 
+def moment_weights(
+    y: Float[np.ndarray, " m"],
+    means: Float[np.ndarray, "k m"],
+    variances: Float[np.ndarray, "k m"],
+) -> Float[np.ndarray, " k"]:
+    """The weights for which the normal density with the moments of the mixture is largest.
+
+    All variances are multiplied by the factor that suits the weights.
+
+    Parameters
+    ----------
+    y : ndarray of shape (m,)
+    means, variances : ndarray of shape (k, m)
+    """
+    rows = np.stack([negative_log_density(y, *m) for m in zip(means, variances, strict=True)])
+    # Squares of far targets would lose the variances.
+    center, scale = y.mean(), np.sqrt(variances.mean())
+    y, means, variances = (y - center) / scale, (means - center) / scale, variances / scale**2
+    second = variances + np.square(means)
+
+    def loss(logits: np.ndarray) -> tuple[float, np.ndarray]:
+        weights = softmax(logits)
+        mean = weights @ means
+        error, variance = y - mean, weights @ second - np.square(mean)
+        squares = np.square(error) / variance
+        factor = squares.mean()
+        # The factor is the best one, so that its own change adds nothing.
+        slopes = (0.5 * (1 - squares / factor) / variance) * (second - 2 * mean * means)
+        slope = (slopes - error / (factor * variance) * means).mean(axis=1)
+        value = 0.5 * (np.log(factor) + np.log(variance).mean())
+        return value, weights * (slope - weights @ slope)
+
+    # The loss is not convex.
+    starts = np.full(len(means), 1 / len(means)), mixture_weights(-rows)
+    logs = [np.log(np.maximum(start, LEAST_WEIGHT)) for start in starts]
+    ends = [minimize(loss, start, jac=True, method="L-BFGS-B") for start in logs]
+    found = softmax(min(ends, key=lambda end: end.fun).x)
+    found = np.where(found < LEAST_WEIGHT, 0.0, found)
+    return found / found.sum()
+
+
 def pool_weights(
     y: Float[np.ndarray, " m"],
     means: Float[np.ndarray, "k m"],
     variances: Float[np.ndarray, "k m"],
-) -> list[Float[np.ndarray, " k"]]:
+) -> Float[np.ndarray, " k"]:
     """Weights of members from their predictions of rows that none of them was fitted to.
 
-    Candidates are the best single member, the weights of the mixture with the largest density, and
-    those of the smallest squared error. A mixture must have a higher density than the single
-    member, by more than one standard error, to come first.
-
-    Returns
-    -------
-    weights : list of ndarray of shape (k,)
-        All candidates that differ, the chosen one first.
+    These are the weights of `moment_weights` if they raise the log density per row over that of the
+    best single member by more than 0.001; otherwise that member has all the weight.
     """
     rows = np.stack([negative_log_density(y, *m) for m in zip(means, variances, strict=True)])
-    single = int(np.argmin(rows.mean(1)))
-    best, loss = np.eye(len(means))[single], rows[single]
+    best = np.eye(len(means))[int(np.argmin(rows.mean(1)))]
     if len(means) == 1:
-        return [best]
-    found = []
-    for weights in (mixture_weights(-rows), stacking_weights(y - means, np.ones(len(y)))):
-        weights = np.where(weights < LEAST_WEIGHT, 0.0, weights)
-        weights = weights / weights.sum()
-        found.append((negative_log_density(y, *mixed(weights, means, variances)), weights))
-    found.sort(key=lambda each: each[0].mean())
-    ordered = [weights for _, weights in found]
-    ordered.insert(int(clearly_smaller(found[0][0], loss)), best)
-    distinct: list[np.ndarray] = []
-    for weights in ordered:
-        if not any(np.allclose(weights, known, atol=LEAST_WEIGHT) for known in distinct):
-            distinct.append(weights)
-    return distinct
+        return best
+    both = best, moment_weights(y, means, variances)
+    # Both with a fitted factor of their variances.
+    scaled = [scaled_mixture(weights, y, means, variances)[:2] for weights in both]
+    losses = [negative_log_density(y, *moments).mean() for moments in scaled]
+    return both[int(losses[0] - losses[1] > _TIE)]
+
+
+def scaled_mixture(
+    weights: Float[np.ndarray, " k"],
+    y: Float[np.ndarray, " m"],
+    means: Float[np.ndarray, "k m"],
+    variances: Float[np.ndarray, "k m"],
+) -> tuple[Float[np.ndarray, " m"], Float[np.ndarray, " m"], float]:
+    """Means and variances of a mixture, and the logarithm of the factor that fits its errors.
+
+    The variances are multiplied by the factor. Where errors of members cancel, those of the mixture
+    would be too large.
+    """
+    mean, variance = mixed(weights, means, variances)
+    log = log_factor(np.square(y - mean) / variance)
+    return mean, np.exp(log) * variance, log
 
 
 def clearly_smaller(new: Float[np.ndarray, " m"], old: Float[np.ndarray, " m"]) -> bool:

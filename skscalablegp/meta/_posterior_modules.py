@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -54,7 +55,7 @@ class ScaledModule(PosteriorModule):
     extra: Tensor
     floor: Tensor
 
-    def __init__(  # noqa: PLR0913 (the fields of a scaled regressor)
+    def __init__(
         self,
         inner: Any,
         noise: NoiseModel,
@@ -65,7 +66,7 @@ class ScaledModule(PosteriorModule):
     ):
         super().__init__()
         self.inner = predictor_module(inner, with_variance)
-        self._sees_mean = sees_mean
+        self._sees_mean, self._least = sees_mean, noise.least
         for name, value in (("level", noise.level), ("extra", extra), ("floor", floor)):
             self.register_buffer(name, _number(value))
         parts = noise.parts if with_variance else ()
@@ -108,6 +109,8 @@ class ScaledModule(PosteriorModule):
             F = torch.cat([X, *seen, 0.5 * variance.log()[:, None]], 1)
             for part in self.parts:
                 logs = logs + part(F)
+            if math.isfinite(self._least):
+                logs = torch.maximum(logs, self._least - variance.log())
         return mean, variance, latent, logs.exp()
 
 

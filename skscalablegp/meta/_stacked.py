@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,20 +17,18 @@ from ..core.posteriors import Draws, Moments, Posterior, Rows
 from ..models.deep import SCGDDKLRegressor
 from ..models.neighbors import NNGPRegressor
 from ._below import MetaRegressorBase, device_or_cpu_for, mean_square, noise_weights
-from ._leaderboard import Leaderboard, LeaderboardRow
+from ._comparison import Comparison
+from ._jobs import PartFits, parts_by_jobs
 from ._pool import LEAST_WEIGHT, mean_crps, mixed, negative_log_density, stacking_weights
 from ._posterior_modules import StackedDraws, StackedModule
 from ._scaled import Scaled, ScaledPosterior
 from ._trees import BoostedTrees, RandomizedTrees
-from ._unseen import FAILURES, Trial, Unseen, conclude, first_line
+from ._unseen import Trial, Unseen, conclude
 
 # Name of the default regressor that held-out rows may leave out.
 _OPTIONAL = "randomized_trees"
 # Largest number of held-out rows: more would cost predictions and hardly change the weights.
 _MOST_HELD_OUT = 20_000
-# Share of the time for the regressors without the held-out rows, and the least share of it with
-# which another one begins.
-_FOR_MEMBERS, _LEAST_SHARE = 0.7, 0.02
 # Smallest variance in comparisons, relative to that of the targets.
 _LEAST_VARIANCE = 1e-10
 # Above this number of rows, held-out rows choose the size of trees.
@@ -81,6 +80,12 @@ class StackedGPRegressor(NamedEstimators, MetaRegressorBase):
     dtype : {"auto", "float32", "float64"}, default="auto"
         Precision of the matrix products in training. It also applies to the regressors if they have
         "auto"; two different precisions are an error.
+    n_jobs : int or None, default=None
+        Number of processes that share the work, as in joblib. Fits of members and of folds are
+        divided among them; each process receives the table once, and the results are those of one
+        process. None means this process, unless a :class:`joblib.parallel_config` context says
+        otherwise. This process makes all fits if `max_seconds`, `callbacks` or `checkpoint` is set,
+        because these look at every step.
     callbacks : callable, list of callable or None, default=None
         Functions called after each step or score with a `TrainingStep`; training ends when one
         returns a true value. The steps are those of the regressors of this package.
@@ -157,6 +162,7 @@ class StackedGPRegressor(NamedEstimators, MetaRegressorBase):
         memory_budget="auto",
         device="auto",
         dtype="auto",
+        n_jobs=None,
         callbacks=None,
         checkpoint=None,
         verbose=0,
@@ -208,29 +214,23 @@ class StackedGPRegressor(NamedEstimators, MetaRegressorBase):
             if unseen.way != "held_out":
                 why = f"{unseen.way} folds are better on {len(X):,} rows"
                 run.ignores("validation_fraction", why)
-            trials, notes, late = self._compare(fresh, unseen, run)
-            self._refit(trials, notes, unseen, run)
-            self._conclude(trials, notes, late, run)
+            compared = Comparison(run, "stacked members")
+            trials = self._compare(fresh, unseen, compared)
+            self._refit(trials, unseen, compared)
+            self._conclude(trials, compared, run)
         return self
 
     def _compare(
-        self, fresh: dict[str, Any], unseen: Unseen, run: FitRun
-    ) -> tuple[dict[str, Trial], dict[str, tuple[float, str]], list[str]]:
+        self, fresh: dict[str, Any], unseen: Unseen, compared: Comparison
+    ) -> dict[str, Trial]:
         """Fit and evaluate the regressors one by one, and weight those that were evaluated.
 
         Returns
         -------
         trials : dict of Trial
             Those that were evaluated.
-        notes : dict of (float, str)
-            Seconds of each regressor, and what has happened to it.
-        late : list of str
-            Those for which there was no time.
         """
-        phase, failure = run.budget.share(_FOR_MEMBERS), None
-        late: list[str] = []
         trials: dict[str, Trial] = {}
-        notes: dict[str, tuple[float, str]] = {}
 
         def preview(model: StackedGPRegressor, below: GPPredictionBase) -> None:
             if trials:
@@ -238,61 +238,51 @@ class StackedGPRegressor(NamedEstimators, MetaRegressorBase):
             else:
                 model._finish([Scaled(below)], np.ones(1))
 
+        parts = PartFits(self, _tried, unseen.but(run=None), list(fresh.values()))
+        done = parts_by_jobs(parts, compared.run, parts.parts)
         for k, (name, regressor) in enumerate(fresh.items()):
-            part, begun = 1.0, run.budget.seconds
-            if trials and (run.stopped or not phase.allows(_LEAST_SHARE * (phase.limit or 0.0))):
-                notes[name] = 0.0, "not begun: no time was left for it"
-                late.append(name)
+            if not compared.begins(name):
                 continue
-            if phase.limit is not None:
-                # Each one may take twice an equal share, since others need less.
-                own = phase.left * min(1.0, 2 / (len(fresh) - k + 1))
-                part = min(own / max(run.budget.left, 1e-9), 0.999)
-            try:
-                with run.budget.may_end(keep=lambda _: bool(trials), inner=True) as end:
-                    # Weights from held-out rows make advice to use another model unnecessary.
-                    trials[name] = unseen.tried(regressor, part, preview, len(fresh) == 1)
-            except FAILURES as error:
-                failure = failure or error
-                notes[name] = run.budget.seconds - begun, f"dropped: {first_line(error)}"
-                continue
-            took = run.budget.seconds - begun
-            if end.reason is not None:
-                notes[name] = took, "dropped: it was cut before its predictions"
-                late.append(name)
-                continue
-            notes[name] = took, "cut short" if trials[name].cut else ""
-            optional = self.estimators is None and name == _OPTIONAL
-            self._weigh(trials, unseen, optional)
-        if not trials:
-            raise failure or TimeoutError("no regressor was fitted")
-        return trials, notes, late
+            if done is not None:
+                trial = compared.tried(name, partial(done[k].taken, compared.run), done[k].seconds)
+            else:
+                share = compared.share(1.0, [1.0] * (len(fresh) - k - 1))
+                # Weights from held-out rows make advice to use another model unnecessary.
+                work = partial(unseen.tried, regressor, share, preview, len(fresh) == 1)
+                trial = compared.tried(name, work)
+            if trial is not None:
+                trials[name] = trial
+                self._weigh(trials, unseen, self.estimators is None and name == _OPTIONAL)
+        compared.check()
+        return trials
 
-    def _refit(self, trials, notes, unseen: Unseen, run: FitRun) -> None:
+    def _refit(self, trials: dict[str, Trial], unseen: Unseen, compared: Comparison) -> None:
         """Fit the regressors that have weight to all rows, as far as time allows."""
         seen = lambda model, _: model._finish(self._members, self.weights_, self._held)  # noqa: E731
+        names, run = list(trials), unseen.run
+        used = [name for name, weight in zip(names, self.weights_, strict=True) if weight > 0]
+        parts = PartFits(self, _refitted, unseen.but(run=None), [trials[name] for name in used])
+        done = parts_by_jobs(parts, run, [trial.fresh for trial in parts.parts])
         for k in np.argsort(-self.weights_, kind="stable"):
-            name, begun = list(trials)[k], run.budget.seconds
+            name, begun = names[k], run.budget.seconds
+            notes = ["cut short"] if trials[name].cut else []
             if self.weights_[k] > 0:
-                trials[name] = unseen.refitted(trials[name], seen, len(notes) == 1)
+                if done is not None:
+                    again = done[used.index(name)]
+                    begun -= again.seconds
+                    trials[name] = again.taken(run)
+                else:
+                    trials[name] = unseen.refitted(trials[name], seen, len(compared.notes) == 1)
                 members = list(self._members)
                 members[k] = replace(members[k], inner=trials[name].inner)
                 self._finish(members, self.weights_, self._held)
-            took, note = notes[name]
             which = "fitted to all rows" if trials[name].whole else "fitted without held-out rows"
-            took += run.budget.seconds - begun
-            notes[name] = took, f"{note}, {which}" if note else which
+            compared.adds(name, begun, ", ".join([*notes, which]))
 
-    def _conclude(self, trials, notes, late: list[str], run: FitRun) -> None:
+    def _conclude(self, trials: dict[str, Trial], compared: Comparison, run: FitRun) -> None:
         """Report the weights, and how the fits that predict have ended."""
         every = dict(zip(trials, self.weights_.tolist(), strict=True))
-        board = [
-            LeaderboardRow(
-                name, *self._scores.get(name, (np.nan, np.nan)), every.get(name, 0.0), *n
-            )
-            for name, n in notes.items()
-        ]
-        self.leaderboard_ = Leaderboard(board)
+        self.leaderboard_ = compared.leaderboard(self._scores, every)
         used = {name: trial for name, trial in trials.items() if every[name] > 0}
         shown = ", ".join(
             f"{every[name]:.2g} {type(trial.inner).__name__} ({trial.status})"
@@ -300,7 +290,7 @@ class StackedGPRegressor(NamedEstimators, MetaRegressorBase):
         )
         head = f"{shown}, from {self.n_held_out_:,} rows held out"
         run.reports(summary=f"{head}\n{self.leaderboard_}")
-        late += [name for name, trial in used.items() if not trial.whole]
+        late = compared.cut + [name for name, trial in used.items() if not trial.whole]
         del self._scores
         conclude(run, list(used.values()), late)
 
@@ -394,7 +384,7 @@ class StackedGPRegressor(NamedEstimators, MetaRegressorBase):
         self._remember(self._build_posterior())
 
     @classmethod
-    def weighted(cls, members: list[Scaled], weights: np.ndarray, d: int) -> StackedGPRegressor:
+    def _weighted(cls, members: list[Scaled], weights: np.ndarray, d: int) -> StackedGPRegressor:
         """A stack of fitted regressors on d columns, with weights from elsewhere."""
         stack = cls()
         stack.n_features_in_, stack.n_iter_ = d, 0
@@ -414,6 +404,14 @@ class StackedGPRegressor(NamedEstimators, MetaRegressorBase):
 
     def _left_out(self, X, y, noise_variance, rows):
         return self._held
+
+
+def _tried(stack: StackedGPRegressor, run: FitRun, unseen: Unseen, regressor: Any) -> Trial:
+    return unseen.but(run=run).tried(regressor, run.budget, None, False)
+
+
+def _refitted(stack: StackedGPRegressor, run: FitRun, unseen: Unseen, trial: Trial) -> Trial:
+    return unseen.but(run=run).refitted(trial, None, False)
 
 
 class StackedPosterior(Posterior):

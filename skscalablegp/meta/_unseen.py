@@ -15,6 +15,8 @@ from sklearn.pipeline import Pipeline
 from ..core import FitRun, GPPredictionBase, LeftOut
 from ..core.training import Budget
 from ._below import fit_below, told_noise, with_kernel
+from ._comparison import FAILURES, first_line
+from ._jobs import FoldFits, by_jobs
 from ._scaled import Scaled
 
 # Cross-fitting with this number of folds replaces one held-out part that would have fewer rows.
@@ -22,16 +24,12 @@ _FEWEST_HELD_OUT, _FOLDS = 2000, 5
 # Number of rows on which the time of a closed-form leave-one-out prediction is measured. They are
 # predicted however little time there is.
 _TIMED = 200
-# Shares of a regressor's time: its first fit; leave-one-out predictions, and means of folds.
-_FOR_FIT, _FOR_LEFT_OUT = 0.7, 0.5
 # A fit begins only if this multiple of its expected time is left.
 _MARGIN = 1.3
 # Statuses of fits that were not cut short.
 _EXPECTED = ("completed", "converged")
-# Errors of a regressor that do not end the fit of the others.
-FAILURES = (ArithmeticError, ValueError, TypeError, RuntimeError, MemoryError, TimeoutError)
 
-Preview = Callable[[Any, Any], None]
+Preview = Callable[[Any, Any], None] | None
 
 
 @dataclass(frozen=True, eq=False)
@@ -132,7 +130,7 @@ class Unseen:
         """Arguments that pass the known noise of some rows to a regressor."""
         return told_noise(fresh, None if self.known is None else self.known[rows])
 
-    def tried(self, fresh: Any, share: float, preview: Preview, advised: bool = True) -> Trial:
+    def tried(self, fresh: Any, share: Budget, preview: Preview, advised: bool = True) -> Trial:
         """A fitted regressor that is evaluated on rows which it has not seen.
 
         A regressor that leaves rows out in closed form, or has held-out rows of its own, is fitted
@@ -142,8 +140,8 @@ class Unseen:
         Parameters
         ----------
         fresh : regressor
-        share : float
-            Share of the remaining time.
+        share : Budget
+            Its time.
         preview
             As in `fit_below`.
         advised : bool, default=True
@@ -156,14 +154,14 @@ class Unseen:
         ValueError
             If leave-one-out predictions are required, and there is no closed form.
         """
-        whole, mine, how = None, self.run.budget.share(share), leaves_out(fresh)
+        whole, how = None, leaves_out(fresh)
         if self._common and how == "held_out":
             how = ""
         if self._closed and (how or self._required or not self.folds):
             # Rows that are held out by the regressor itself need no further time.
-            part = share if how == "held_out" else share * _FOR_FIT
+            part = share if how == "held_out" else share.share("fit")
             whole = self.whole(fresh, part, preview, advised)
-            rest = self._rest(mine)
+            rest = share.at_least("held-out rows")
             left = self.run.budget.completed(lambda: self._left_out(whole, rest, preview))
             if left is not None and not (self._common and left.how == "held_out"):
                 return replace(whole, left=_finite(left), own=True)
@@ -174,29 +172,28 @@ class Unseen:
             )
         if not self.folds:
             return whole or self.whole(fresh, share, preview, advised)
-        found = self._by_folds(fresh, mine, preview)
+        found = self._by_folds(fresh, share, preview)
         if whole is None or whole.cut or found.cut:
             return found
         return replace(whole, left=found.left)
 
-    def _rest(self, mine: Budget) -> Budget:
-        """What a fit leaves of the time of a regressor, but at least a part for its evaluation."""
-        if mine.limit is None:
-            return mine
-        wanted = max(mine.left, (1 - _FOR_FIT) * mine.limit)
-        return self.run.budget.share(min(wanted / max(self.run.budget.left, 1e-9), 1.0))
-
-    def whole(self, fresh: Any, share: float, preview: Preview, advised: bool) -> Trial:
+    def whole(self, fresh: Any, share: Budget | None, preview: Preview, advised: bool) -> Trial:
         """A fit to all rows, without predictions of held-out rows so far."""
         found = self._fitted(fresh, slice(None), share, preview, advised, False)
         return replace(found, whole=True)
 
-    def _fitted(  # noqa: PLR0913 (a fit with its rows and its time)
-        self, fresh: Any, rows: Any, share: float, preview: Preview, advised: bool, quiet: bool
+    def _fitted(
+        self,
+        fresh: Any,
+        rows: Any,
+        share: Budget | None,
+        preview: Preview,
+        advised: bool,
+        quiet: bool,
     ) -> Trial:
         """A fit to some rows."""
         inner, run, told = clone(fresh), self.run, self.told(fresh, rows)
-        begun, limit = run.budget.seconds, run.budget.share(share).limit
+        begun, limit = run.budget.seconds, (share or run.budget).left
         X, y = self.X[rows], self.y[rows]
         status, because = fit_below(inner, run, X, y, preview, share, advised, quiet, **told)
         run.preview = None
@@ -218,7 +215,7 @@ class Unseen:
             order = order[:_TIMED]
         with run.stage("leave one out"):
             if mine.limit is not None and len(order) > _TIMED:
-                budget, some = mine.share(_FOR_LEFT_OUT), np.sort(order[:_TIMED])
+                budget, some = mine.share("leave one out"), np.sort(order[:_TIMED])
                 took = budget.timed(lambda: scaled.left_out(self.X, self.y, noise, some))
                 order = order[: max(_TIMED, int(budget.limit / took * _TIMED))]
             found = scaled.left_out(self.X, self.y, noise, np.sort(order))
@@ -238,6 +235,9 @@ class Unseen:
         """The fit without the first fold, and predictions of the folds that there is time for."""
         run, parts, first, several = self.run, [], None, len(self.folds)
         for j, (fitted, new) in enumerate(self.folds):
+            if j == 1 < several and (rest := self._in_jobs(fresh)) is not None:
+                parts += rest
+                break
             if j == several:
                 break
             # The model of the first fold is complete; other rows only add to its evaluation.
@@ -257,20 +257,36 @@ class Unseen:
                 break
         return replace(first, left=_joined(parts))
 
+    def _in_jobs(self, fresh: Any) -> list[LeftOut] | None:
+        """The predictions of all folds but the first by joblib's jobs; none if one was cut."""
+        run, folds, left = self.run, self.folds[1:], []
+        fits = FoldFits(fresh, self.X, self.y, self.told(fresh), folds, _unscaled)
+        with run.stage("held-out rows"), run.budget.may_end(inner=True):
+            found = by_jobs(fits, run)
+            if found is None:
+                return None
+            for ((mean, variance), steps, status), (_, new) in zip(found, folds, strict=True):
+                for step in steps:
+                    run.monitor.relay(step)
+                if status not in ("max_seconds", "interrupted"):
+                    left.append(self._of_new(fresh, new, mean, variance))
+        return left if len(left) == len(folds) else []
+
+    def _of_new(self, fresh: Any, new: np.ndarray, mean: np.ndarray, variance: Any) -> LeftOut:
+        """Predictions of held-out rows with their known noise."""
+        if variance is not None:
+            variance = variance + self.told(fresh, new).get("noise_variance", 0.0)
+        std = None if variance is None else np.sqrt(variance)
+        return _finite(LeftOut(new, mean, std, "held_out"))
+
     def _fold(self, fresh, fitted, new, phase, remaining: int, preview: Preview) -> Trial:
         """The fit to the rows of a fold, and its predictions of the others."""
-        run, part = self.run, 1.0
-        if phase.limit is not None:
-            own = phase.left * (_FOR_FIT if remaining == len(self.folds) else 1 / remaining)
-            part = min(own / max(run.budget.left, 1e-9), 0.999)
+        run = self.run
+        part = phase.share("fit" if remaining == len(self.folds) else 1 / remaining)
         found = self._fitted(fresh, fitted, part, preview, False, True)
         with run.stage("held-out rows"):
-            predicted = run.budget.completed(lambda: Scaled(found.inner).unscaled(self.X[new]))
-        mean, variance, told = predicted[0], predicted[1], self.told(fresh, new)
-        if variance is not None:
-            variance = variance + told.get("noise_variance", 0.0)
-        std = None if variance is None else np.sqrt(variance)
-        return replace(found, left=_finite(LeftOut(new, mean, std, "held_out")))
+            predicted = run.budget.completed(lambda: _unscaled(found.inner, self.X[new]))
+        return replace(found, left=self._of_new(fresh, new, *predicted))
 
     def refitted(self, trial: Trial, preview: Preview, advised: bool = True) -> Trial:
         """The regressor fitted to all rows, if there is time; otherwise the trial unchanged.
@@ -284,7 +300,8 @@ class Unseen:
             return trial
         with run.budget.may_end(inner=True):
             try:
-                found = self.whole(trial.fresh, 0.999, preview, advised)
+                share = run.budget.share("all rows")
+                found = self.whole(trial.fresh, share, preview, advised)
             except FAILURES as error:
                 if isinstance(error, TimeoutError):
                     raise
@@ -295,15 +312,17 @@ class Unseen:
         return replace(found, left=trial.left)
 
 
+def _unscaled(inner: Any, X: np.ndarray) -> tuple[np.ndarray, Any]:
+    """Means and variances without a noise model."""
+    mean, variance, *_ = Scaled(inner).unscaled(X)
+    return mean, variance
+
+
 def leaves_out(fresh: Any) -> str:
     """How a regressor is expected to predict its training rows without their targets."""
     while isinstance(fresh, Pipeline):
         fresh = fresh[-1]
     return fresh._leaves_out() if isinstance(fresh, GPPredictionBase) else ""
-
-
-def first_line(error: BaseException) -> str:
-    return (str(error) or type(error).__name__).splitlines()[0]
 
 
 def _name(regressor: Any) -> str:

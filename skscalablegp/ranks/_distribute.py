@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from typing import Any
 
 import torch.distributed as dist
-from torch.distributed.distributed_c10d import PrefixStore, _get_default_store
+from torch.distributed import HashStore, PrefixStore, TCPStore
 
 from .._calls import called
 from .._validation import check_number
@@ -18,10 +19,14 @@ from ._ranks import Ranks
 
 # What launchers set for `torch.distributed.init_process_group`.
 _VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+# What distinguishes the runs that share torchrun's store, and their restarts.
+_RUN = ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT")
 
 
 @contextmanager
-def distribute(timeout: float = 30.0, rows: str = "replicated") -> Iterator[Ranks]:
+def distribute(
+    timeout: float = 30.0, rows: str = "replicated", patience: float = 1800.0
+) -> Iterator[Ranks]:
     """Share the fits and predictions of estimators among all ranks of a torch process group.
 
     Every rank runs the same program on the same table. Inside the context, a fit or a prediction of
@@ -38,8 +43,14 @@ def distribute(timeout: float = 30.0, rows: str = "replicated") -> Iterator[Rank
         Which rows each rank passes to a fit. "replicated": all rows of the table, hashes of which
         are compared. "own": different rows at each rank; the table consists of the rows of all
         ranks, in the order of the ranks. Only estimators that need rows through sums accept this:
-        `RFFRegressor`, `SGPRRegressor`, `SVGPRegressor` and `KISSGPRegressor`. The fitted model
-        then has no training rows, and a prediction inside the context is that of one rank.
+        `RFFRegressor`, `SGPRRegressor`, `SVGPRegressor`, `KISSGPRegressor`, `QSGPRegressor`,
+        `QSGPClassifier`, `QSRVMRegressor` and the deep kernels. A prediction inside the context is
+        that of one rank. The model of the first four has no training rows. The gradients of
+        `SSRFFRegressor` are such sums, too; its predictions are those of the exact process, for
+        which rank 0 gathers all rows.
+    patience : float, default=1800.0
+        Seconds that ranks wait for one that is alive but busy with something else, for example with
+        reading its rows before a fit.
 
     Yields
     ------
@@ -52,11 +63,13 @@ def distribute(timeout: float = 30.0, rows: str = "replicated") -> Iterator[Rank
         If the process was not started by torchrun or another launcher, and no process group is
         initialised. Inside the context also if the ranks differ in data, columns, parameters,
         versions or calls: the message names the difference and the rank. Also if a rank has ended:
-        the others name it, and the context cannot be used any more.
+        the others name it, and the context cannot be used any more. Also for an initialised process
+        group of several ranks if the variables MASTER_ADDR and MASTER_PORT do not name a key-value
+        store of torch (`torch.distributed.TCPStore`).
     ValueError
-        For a timeout that is not positive, or another value of `rows`. Inside the context also for
-        estimators that need all rows in one process, and if one rank refuses its rows: the message
-        names it.
+        For a `timeout` or `patience` that is not positive, or another value of `rows`. Inside the
+        context also for estimators that need all rows in one process, and if one rank refuses its
+        rows: the message names it.
 
     Notes
     -----
@@ -64,7 +77,9 @@ def distribute(timeout: float = 30.0, rows: str = "replicated") -> Iterator[Rank
     torchrun, and ends it. A product with s columns sends 2 (p - 1) n s numbers in all between p
     ranks. Each rank evaluates 1 / p of the tiles on and above the diagonal, and keeps them where
     matrices are stored. Products of the iterative estimators are shared from 1,024 rows on, also
-    inside meta-estimators. Rank 0 does all other work, including factorisations, callbacks, time
+    inside meta-estimators. The ranks also share the neighbourhoods of `NNGPRegressor`, its
+    predictions and the experts of `PoERegressor`, for which each rank receives the table once. Rank
+    0 does all other work, including factorisations, callbacks, time
     budgets, warnings and Ctrl-C. A call costs a few milliseconds for the comparison, and a hash of
     the data.
 
@@ -90,6 +105,7 @@ def distribute(timeout: float = 30.0, rows: str = "replicated") -> Iterator[Rank
     >>> dist.destroy_process_group()
     """
     check_number("timeout", timeout, positive=True, example=30.0)
+    check_number("patience", patience, positive=True, example=1800.0)
     if rows not in ("replicated", "own"):
         raise ValueError(
             f'rows must be "replicated", all rows at each rank, or "own", other rows at each; got '
@@ -97,30 +113,55 @@ def distribute(timeout: float = 30.0, rows: str = "replicated") -> Iterator[Rank
         )
     started = _initialise()
     try:
-        shared: Any = _get_default_store()
-        rank = dist.get_rank()
-        # All ranks enter their contexts in the same order.
-        number = shared.add(f"skscalablegp/contexts of {rank}", 1)
-        store = PrefixStore(f"skscalablegp/{number}", shared.clone())
-        life = Life(store, rank, dist.get_world_size(), float(timeout))
-        life.begin()
-        why, ranks, group = "it failed to start", None, None
-        try:
-            group = Group(life, float(timeout))
-            ranks = Ranks(group, rows)
-            with called(ranks.call):
-                yield ranks
-            why = ""
-        except BaseException as error:
-            why = f"it has ended with {type(error).__name__}"
-            raise
-        finally:
-            life.end(why)
-            if group is not None:
-                group.close(broken=bool(why))
+        with met_at(_store(float(timeout)), float(timeout), rows, float(patience)) as ranks:
+            yield ranks
     finally:
         if started:
             dist.destroy_process_group()
+
+
+@contextmanager
+def met_at(store: Any, timeout: float, rows: str, patience: float) -> Iterator[Ranks]:
+    """The context of all ranks of a process group that have the same key-value store."""
+    life = Life(store, dist.get_rank(), dist.get_world_size(), timeout, patience)
+    life.begin()
+    why, ranks, group = "it failed to start", None, None
+    try:
+        group = Group(life, timeout)
+        ranks = Ranks(group, rows)
+        with called(ranks.call):
+            yield ranks
+        why = ""
+    except BaseException as error:
+        why = f"it has ended with {type(error).__name__}"
+        raise
+    finally:
+        life.end(why)
+        if group is not None:
+            group.close(broken=bool(why))
+
+
+def _store(timeout: float) -> PrefixStore:
+    """A part of the launcher's store that is new for this context."""
+    rank, shared = dist.get_rank(), _reached(timeout)
+    run = " ".join(os.environ.get(name, "") for name in _RUN)
+    # All ranks enter their contexts in the same order.
+    number = PrefixStore(f"skscalablegp {run}", shared).add(f"contexts of {rank}", 1)
+    return PrefixStore(f"skscalablegp {run}/{number}", shared)
+
+
+def _reached(timeout: float) -> Any:
+    if dist.get_world_size() == 1:
+        return HashStore()
+    address, port = (os.environ.get(name) for name in ("MASTER_ADDR", "MASTER_PORT"))
+    remedy = "start the program by torchrun, or set MASTER_ADDR and MASTER_PORT to the address of a"
+    if not address or not port:
+        raise RuntimeError(f"distribute() needs a key-value store: {remedy} TCPStore of torch.")
+    try:
+        return TCPStore(address, int(port), None, False, timedelta(seconds=timeout))
+    except (RuntimeError, ValueError) as error:
+        said = f"distribute() found no key-value store at {address}:{port}"
+        raise RuntimeError(f"{said}: {remedy} TCPStore of torch.") from error
 
 
 def _initialise() -> bool:

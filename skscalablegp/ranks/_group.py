@@ -7,6 +7,7 @@ import os
 import socket
 import threading
 from datetime import timedelta
+from queue import SimpleQueue
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from torch import Tensor
 from ._life import Life, RankError
 
 # Seconds between two checks, during a wait, that all ranks are alive.
-_LOOK = timedelta(seconds=0.5)
+_LOOK = 0.5
 # The others wait for the next task of rank 0 for as long as it lives.
 _WHILE_ALIVE = timedelta(days=30)
 
@@ -37,7 +38,7 @@ class Group:
     def __init__(self, life: Life, timeout: float):
         self.rank, self.size, self.life, self.sent = life.rank, life.size, life, 0
         self._gloo = dist.new_group(backend="gloo", timeout=_WHILE_ALIVE)
-        self._nccl = None
+        self._nccl, self._waits = None, _Waits()
         places = life.gather("place", _place())
         if all(places) and len(set(places)) == self.size and dist.is_nccl_available():
             self._nccl = dist.new_group(backend="nccl", timeout=timedelta(seconds=timeout))
@@ -60,98 +61,91 @@ class Group:
         return self._move(dist.reduce, tensor.contiguous(), dst=0)
 
     def gather(self, tensor: Tensor) -> list[Tensor]:
-        """The tensors of all ranks, of the same shape on the CPU, at rank 0; the others get none.
-
-        A rank may wait in it for as long as the others live, which messages to one rank do not
-        allow.
-        """
+        """The tensors of all ranks, of one shape and on the CPU, at rank 0; the others get none."""
         self.sent += tensor.nbytes if self.rank else 0
         parts = [torch.empty_like(tensor) for _ in range(self.size)] if self.rank == 0 else []
-        try:
-            work = dist.gather(tensor, parts or None, 0, group=self._gloo, async_op=True)
-        except RuntimeError as error:
-            raise self.life.blame(error) from error
-        self._wait(work)
+        self._do(dist.gather, tensor, parts or None, dst=0, group=self._gloo, async_op=True)
         return parts
 
     def send(self, tensor: Tensor, to: int) -> None:
         """Send a tensor of the CPU to one rank."""
         self.sent += tensor.nbytes
-        self._wait_apart(self._begun(dist.isend, tensor.contiguous(), to))
+        self._do(dist.isend, tensor.contiguous(), to, group=self._gloo)
 
     def receive(self, tensor: Tensor, source: int) -> Tensor:
         """A tensor that one rank sends, written into `tensor`, which is contiguous."""
-        self._wait_apart(self._begun(dist.irecv, tensor, source))
+        self._do(dist.irecv, tensor, source, group=self._gloo)
         return tensor
-
-    def _begun(self, operation: Any, tensor: Tensor, other: int) -> Any:
-        try:
-            return operation(tensor, other, group=self._gloo)
-        except RuntimeError as error:
-            raise self.life.blame(error) from error
 
     def _move(self, operation: Any, tensor: Tensor, **to: int) -> Tensor:
         direct = tensor.device.type == "cpu" or self._nccl is not None
         moved = tensor if direct else tensor.cpu()
         group = self._gloo if moved.device.type == "cpu" else self._nccl
-        try:
-            work = operation(moved, group=group, async_op=True, **to)
-        except RuntimeError as error:
-            raise self.life.blame(error) from error
-        self._wait(work)
+        self._do(operation, moved, group=group, async_op=True, **to)
         return tensor if direct else tensor.copy_(moved)
 
-    def _wait(self, work: Any) -> None:
-        while True:
-            try:
-                work.wait(_LOOK)
-            except RuntimeError:
-                if work.is_completed():
-                    # It has failed, or has ended just after the look, which is no failure.
-                    return self._ended(work)
-                try:
-                    self.life.check()
-                except RankError:
-                    _abandon(work)
-                    raise
-            else:
-                return
-
-    def _ended(self, work: Any) -> None:
+    def _do(self, operation: Any, *args: Any, **settings: Any) -> None:
+        """Begin to exchange messages, and wait for their end while all ranks live."""
         try:
-            work.wait()
+            work = operation(*args, **settings)
         except RuntimeError as error:
             raise self.life.blame(error) from error
-
-    def _wait_apart(self, work: Any) -> None:
-        """Wait for a message to or from one rank, which a wait with a limit would cancel."""
-        ended, failures = threading.Event(), []
-
-        def wait() -> None:
-            try:
-                work.wait()
-            except RuntimeError as error:
-                failures.append(error)
-            finally:
-                ended.set()
-
-        threading.Thread(target=wait, daemon=True).start()
-        while not ended.wait(_LOOK.total_seconds()):
+        waited = self._waits.until_end_of(work)
+        while not waited.ended.wait(_LOOK):
             try:
                 self.life.check()
             except RankError:
                 _abandon(work)
                 raise
-        for error in failures:
-            raise self.life.blame(error) from error
+        if waited.error is not None:
+            raise self.life.blame(waited.error) from waited.error
 
     def close(self, broken: bool) -> None:
         """Release the connections; those of a broken group do not wait for anybody."""
+        self._waits.close()
         for group in filter(None, (self._gloo, self._nccl)):
             if broken:
                 _abandon(group)
             else:
                 dist.destroy_process_group(group)
+
+
+class _Wait:
+    """The end of messages that a thread waits for."""
+
+    def __init__(self, work: Any):
+        self.work, self.ended = work, threading.Event()
+        self.error: RuntimeError | None = None
+
+
+class _Waits:
+    """A thread that waits for messages without a limit.
+
+    A wait with a limit would cancel a message to or from one rank when it ends.
+    """
+
+    def __init__(self) -> None:
+        self._queue: SimpleQueue[_Wait | None] = SimpleQueue()
+        threading.Thread(target=self._run, name="messages of ranks", daemon=True).start()
+
+    def until_end_of(self, work: Any) -> _Wait:
+        wait = _Wait(work)
+        self._queue.put(wait)
+        return wait
+
+    def close(self) -> None:
+        self._queue.put(None)
+
+    def _run(self) -> None:
+        while (wait := self._queue.get()) is not None:
+            try:
+                wait.work.wait()
+            except RuntimeError as error:
+                wait.error = error
+            finally:
+                wait.ended.set()
+            # A thread that waits for the next message must not keep this one.
+            del wait
 
 
 def _abandon(waiting: Any) -> None:

@@ -12,8 +12,6 @@ from .._clock import now
 _BEAT = 0.5
 # After a message has failed, a rank without a heartbeat for so many seconds is named as the cause.
 _SILENT = 3.0
-# Seconds that the other ranks wait for one that is alive but busy with something else.
-_PATIENCE = 1800.0
 
 
 class RankError(RuntimeError):
@@ -30,10 +28,12 @@ class Life:
     rank, size : int
     timeout : float
         Seconds without a heartbeat after which a rank is considered lost.
+    patience : float
+        Seconds that the other ranks wait for one that is alive but busy with something else.
     """
 
-    def __init__(self, store: Any, rank: int, size: int, timeout: float):
-        self.rank, self.size, self._timeout = rank, size, timeout
+    def __init__(self, store: Any, rank: int, size: int, timeout: float, patience: float):
+        self.rank, self.size, self._timeout, self._patience = rank, size, timeout, patience
         self._store, self._beats = store, store.clone()
         for connection in (self._store, self._beats):
             connection.set_timeout(timedelta(seconds=timeout))
@@ -99,10 +99,10 @@ class Life:
                     f"rank {rank} does not take part in this call: {self._left[rank]}. All ranks "
                     "must make the same calls inside distribute()."
                 )
-        if missing and waited > _PATIENCE:
+        if missing and waited > self._patience:
             raise RankError(
-                f"{_named(missing)} did not make this call within {_PATIENCE:g} s. All ranks must "
-                "make the same calls inside distribute()."
+                f"{_named(missing)} did not make this call within {self._patience:g} s. All ranks "
+                "must make the same calls inside distribute(); raise its patience for slow ones."
             )
 
     def _reach(self, ask: Any) -> Any:

@@ -60,6 +60,17 @@ class Parts:
         own = self.ranks.together(_derive, self._number, number, make, args, tensors=tensors)
         return Parts(self.ranks, number, own, self.sizes)
 
+    def some(self, rows: np.ndarray, make: Callable[..., Any]) -> Parts:
+        """Parts of some rows, by ascending number, made by ``make(part, own)``.
+
+        `own` are the numbers within the part, of which there may be none.
+        """
+        number, ends = self.ranks.new_number(), [0, *accumulate(self.sizes)]
+        given = self._number, number, make, ends
+        own = self.ranks.together(_derive_some, *given, tensors=[torch.from_numpy(rows)])
+        sizes = np.diff(np.searchsorted(rows, ends)).tolist()
+        return Parts(self.ranks, number, own, sizes)
+
     def total(
         self, work: Callable[..., tuple[Tensor, ...]], *args: Any, tensors: Sequence[Tensor] = ()
     ) -> tuple[Tensor, ...]:
@@ -68,18 +79,20 @@ class Parts:
 
     def total_of(
         self,
-        rows: Tensor,
+        rows: Tensor | np.ndarray,
         work: Callable[..., tuple[Tensor, ...]],
         *args: Any,
+        along: Sequence[Tensor] = (),
         tensors: Sequence[Tensor] = (),
     ) -> tuple[Tensor, ...]:
-        """The sums over ranks of ``work(part, own, *args, *tensors)`` for rows by number.
+        """The sums over ranks of ``work(part, own, *args, *along, *tensors)`` for rows by number.
 
-        `own` are the numbers within the part, of which there may be none.
+        `own` are the numbers within the part, of which there may be none. The tensors of `along`
+        have an entry for each row, of which a rank gets those of its own rows.
         """
-        ends, wanted = [0, *accumulate(self.sizes)], rows.cpu()
-        given = self._number, work, args, ends
-        return self.ranks.together(_total_of, *given, tensors=[wanted, *tensors])
+        ends, wanted = [0, *accumulate(self.sizes)], torch.as_tensor(rows).cpu()
+        given = self._number, work, args, ends, len(along)
+        return self.ranks.together(_total_of, *given, tensors=[wanted, *along, *tensors])
 
     def each(
         self, work: Callable[..., Any], *args: Any, tensors: Sequence[Tensor] = ()
@@ -88,15 +101,20 @@ class Parts:
         return self.ranks.together(_each, self._number, work, args, tensors=tensors)
 
     def picked(
-        self, work: Callable[..., Any], rows: np.ndarray
+        self,
+        work: Callable[..., Any],
+        rows: np.ndarray,
+        *args: Any,
+        tensors: Sequence[Tensor] = (),
     ) -> tuple[list[np.ndarray], list[Any]]:
-        """The answers ``work(part, own)`` for rows by number, and their places in `rows`.
+        """The answers ``work(part, own, *args, *tensors)`` for rows by number, and their places.
 
         `own` are the numbers within the part. Ranks without such rows do not answer.
         """
         ends = [0, *accumulate(self.sizes)]
         wanted = torch.from_numpy(np.asarray(rows, dtype=np.int64))
-        found = self.ranks.together(_picked, self._number, work, ends, tensors=[wanted])
+        given = self._number, work, args, ends
+        found = self.ranks.together(_picked, *given, tensors=[wanted, *tensors])
         of = np.searchsorted(ends, wanted.numpy(), side="right") - 1
         places = [np.flatnonzero(of == rank) for rank in range(self.ranks.size)]
         return [p for p in places if len(p)], [f for f in found if f is not None]
@@ -137,23 +155,34 @@ def _derive(
     return _keep(ranks, new, make(_own(ranks, number), *args, *tensors))
 
 
+def _derive_some(
+    ranks: Ranks, number: int, new: int, make: Callable, ends: list[int], wanted: Tensor
+) -> Any:
+    mine = _numbers_within(ranks, ends, wanted)
+    return _keep(ranks, new, make(_own(ranks, number), mine))
+
+
 def _total(
     ranks: Ranks, number: int, work: Callable, args: tuple, *tensors: Tensor
 ) -> tuple[Tensor, ...]:
     return _summed(ranks, work(_own(ranks, number), *args, *tensors))
 
 
-def _total_of(  # noqa: PLR0913 (a task of rows)
+def _total_of(
     ranks: Ranks,
     number: int,
     work: Callable,
     args: tuple,
     ends: list[int],
+    n_along: int,
     wanted: Tensor,
     *tensors: Tensor,
 ) -> tuple[Tensor, ...]:
+    begin, end = ends[ranks.rank : ranks.rank + 2]
+    held = (wanted >= begin) & (wanted < end)
+    along = [tensor[held.to(tensor.device)] for tensor in tensors[:n_along]]
     mine = _numbers_within(ranks, ends, wanted)
-    return _summed(ranks, work(_own(ranks, number), mine, *args, *tensors))
+    return _summed(ranks, work(_own(ranks, number), mine, *args, *along, *tensors[n_along:]))
 
 
 def _summed(ranks: Ranks, found: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
@@ -163,14 +192,20 @@ def _summed(ranks: Ranks, found: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
 
 
 def _each(ranks: Ranks, number: int, work: Callable, args: tuple, *tensors: Tensor) -> list[Any]:
-    return _gathered(ranks, work(_own(ranks, number), *args, *tensors))
+    return gathered(ranks, work(_own(ranks, number), *args, *tensors))
 
 
 def _picked(
-    ranks: Ranks, number: int, work: Callable, ends: list[int], wanted: Tensor
+    ranks: Ranks,
+    number: int,
+    work: Callable,
+    args: tuple,
+    ends: list[int],
+    wanted: Tensor,
+    *tensors: Tensor,
 ) -> list[Any]:
     mine = _numbers_within(ranks, ends, wanted)
-    return _gathered(ranks, work(_own(ranks, number), mine) if len(mine) else None)
+    return gathered(ranks, work(_own(ranks, number), mine, *args, *tensors) if len(mine) else None)
 
 
 def _numbers_within(ranks: Ranks, ends: list[int], wanted: Tensor) -> np.ndarray:
@@ -180,7 +215,7 @@ def _numbers_within(ranks: Ranks, ends: list[int], wanted: Tensor) -> np.ndarray
     return rows[(rows >= begin) & (rows < end)] - begin
 
 
-def _gathered(ranks: Ranks, answer: Any) -> list[Any]:
+def gathered(ranks: Ranks, answer: Any) -> list[Any]:
     """The answers of all ranks, at rank 0; an empty list at the others."""
     data = torch.frombuffer(bytearray(pickle.dumps(answer)), dtype=torch.uint8)
     said = ranks.exchange("sizes", str(len(data)))

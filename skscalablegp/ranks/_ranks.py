@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from .._calls import Call, called
-from ._fingerprint import check_same, fingerprint
+from ._fingerprint import check_same, digest_of, fingerprint
 from ._group import Group
 from ._interrupts import interrupts_wait
 from ._life import RankError
@@ -36,6 +36,23 @@ _LEADING: ContextVar[Ranks | None] = ContextVar("ranks that wait for tasks", def
 def leading() -> Ranks | None:
     """The ranks that wait for tasks of this process; None outside a shared call and on others."""
     return _LEADING.get()
+
+
+@contextmanager
+def alone() -> Iterator[None]:
+    """No tasks are given to other ranks inside the context."""
+    token = _LEADING.set(None)
+    try:
+        yield
+    finally:
+        _LEADING.reset(token)
+
+
+class Held:
+    """A tensor that all ranks keep for as long as this object lives at rank 0."""
+
+    def __init__(self, number: int):
+        self.number = number
 
 
 class Ranks:
@@ -64,7 +81,8 @@ class Ranks:
         self.arguments: Call | None = None
         # The others keep what rank 0 has; there it ends with its last use.
         self._objects: Any = {} if group.rank else weakref.WeakValueDictionary()
-        self._sent: dict[int, tuple[Any, int]] = {}
+        self._sent: dict[int, tuple[Any, Held]] = {}
+        self._held: weakref.WeakValueDictionary[str, Held] = weakref.WeakValueDictionary()
         self._numbers = itertools.count()
         self._dropped: list[int] = []
         self._lock = threading.RLock()
@@ -188,7 +206,7 @@ class Ranks:
         tensors = [tensor.contiguous() for tensor in tensors]
         specs = [(tuple(t.shape), t.dtype, t.device.type) for t in tensors]
         with self._lock, interrupts_wait(), self._failing_together():
-            dropped, self._dropped = self._dropped, []
+            dropped = [self._dropped.pop() for _ in range(len(self._dropped))]
             self._send((work, args, specs, dropped))
             for tensor in tensors:
                 self._group.broadcast(tensor)
@@ -228,7 +246,7 @@ class Ranks:
 
     def own(self, owner: Any, number: int) -> None:
         """The other ranks drop the object with this number when `owner` ends at rank 0."""
-        weakref.finalize(owner, self._drop, number, id(owner)).atexit = False
+        weakref.finalize(owner, self._dropped.append, number).atexit = False
 
     def number_for(self, owner: Any) -> int:
         """A new number; the other ranks drop its object when `owner` ends at rank 0."""
@@ -236,19 +254,23 @@ class Ranks:
         self.own(owner, number)
         return number
 
+    def held(self, tensor: Tensor) -> Held:
+        """A tensor that all ranks keep; one with the same entries is not sent again."""
+        digest = digest_of(tensor)
+        found = self._held.get(digest)
+        if found is None:
+            self._held[digest] = found = Held(self.new_number())
+            self.own(found, found.number)
+            self.together(_keep, found.number, tensors=[tensor])
+        return found
+
     def spread(self, tensor: Tensor) -> int:
         """The number under which all ranks keep a tensor, which is sent once."""
         known = self._sent.get(id(tensor))
-        if known is not None and known[0]() is tensor:
-            return known[1]
-        number = self.number_for(tensor)
-        self._sent[id(tensor)] = weakref.ref(tensor), number
-        self.together(_keep, number, tensors=[tensor])
-        return number
-
-    def _drop(self, number: int, owner: int) -> None:
-        self._sent.pop(owner, None)
-        self._dropped.append(number)
+        if known is None or known[0]() is not tensor:
+            known = self._sent[id(tensor)] = weakref.ref(tensor), self.held(tensor)
+            weakref.finalize(tensor, self._sent.pop, id(tensor), None).atexit = False
+        return known[1].number
 
     def _own_part(self, work: Callable, args: tuple, tensors: list[Tensor]) -> Any:
         try:

@@ -157,10 +157,6 @@ def expect_close(problem: OperatorProblem, actual, expected, scale=None) -> None
 class OperatorContract:
     """Inherit and parametrize ``row``."""
 
-    @pytest.fixture(autouse=True)
-    def small_tiles(self, monkeypatch):
-        monkeypatch.setattr("skscalablegp.linalg.operators._kernel._CPU_TILE", SMALL_TILE)
-
     @pytest.mark.parametrize(("problem", "dtype"), cases())
     def test_values_are_those_of_scikit_learn(self, row, problem, dtype):
         operator = row.make(problem, dtype)

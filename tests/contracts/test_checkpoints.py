@@ -65,7 +65,7 @@ def assert_same(row, model, whole):
 def test_a_fit_goes_on_after_a_fault(row, tmp_path):
     whole, _, _ = shared(row)
     n_steps = len(whole.history_["stage"])
-    for share in (0.5, 1.0):
+    for share in (0.5, 0.8, 1.0):
         model = row.new().set_params(checkpoint=tmp_path, callbacks=FaultAt(round(share * n_steps)))
         with pytest.raises(Injected):
             fitted(row, model)

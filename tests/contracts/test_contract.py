@@ -9,12 +9,12 @@ from unittest import SkipTest
 # scikit-learn skips its array API checks where this is missing; the Makefile exports it too.
 os.environ.setdefault("SCIPY_ARRAY_API", "1")
 
-import pytest  # noqa: E402
-from contracts.estimator_contract import EstimatorContract, Row  # noqa: E402
-from sklearn.linear_model import Ridge  # noqa: E402
-from sklearn.utils.estimator_checks import parametrize_with_checks  # noqa: E402
+import pytest
+from contracts.estimator_contract import EstimatorContract, Row
+from sklearn.linear_model import Ridge
+from sklearn.utils.estimator_checks import parametrize_with_checks
 
-from skscalablegp import (  # noqa: E402
+from skscalablegp import (
     AutoGPClassifier,
     AutoGPRegressor,
     BSGDDKLRegressor,
@@ -38,7 +38,7 @@ from skscalablegp import (  # noqa: E402
     SVGPClassifier,
     SVGPRegressor,
 )
-from skscalablegp.truncation import ExponentialTruncation  # noqa: E402
+from skscalablegp.truncation import ExponentialTruncation
 
 ROWS = [
     Row(

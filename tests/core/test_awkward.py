@@ -75,7 +75,7 @@ def test_far_targets_that_hold_little_of_the_variance_do_no_harm():
     assert len(far_targets(y)) == 0
 
 
-def test_few_targets_are_not_judged():
+def test_few_targets_are_not_checked():
     y = np.r_[np.arange(10.0), 1e9]
     assert len(far_targets(y)) == 0
 

@@ -27,7 +27,7 @@ from skscalablegp.core.posteriors import ExactPosterior
 from skscalablegp.core.training import Budget, Monitor, StopTraining, train_steps
 from skscalablegp.kernels import compile_kernel
 from skscalablegp.linalg.blocks import watched
-from skscalablegp.models.fourier._collapsed import collapsed_marginal_likelihood
+from skscalablegp.models.fourier import collapsed_marginal_likelihood
 from skscalablegp.models.inducing import _collapsed
 from skscalablegp.models.sampled import _qsrvm
 from skscalablegp.models.sampled._exact import exact_process

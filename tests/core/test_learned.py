@@ -20,7 +20,7 @@ from skscalablegp import (
     SVGPClassifier,
     SVGPRegressor,
 )
-from skscalablegp.core import LeftOut
+from skscalablegp.core import FitRun, LeftOut
 from skscalablegp.core._learned import nothing_learned
 
 # All rows are far apart, so that the covariance matrix is diagonal whatever training does.
@@ -153,7 +153,7 @@ def test_whichever_targets_have_a_signal():
     assert "learned nothing" in nothing_learned(Blank(), X, targets)
 
 
-def test_tables_of_whole_numbers_are_judged():
+def test_tables_of_whole_numbers_are_checked():
     rng = np.random.default_rng(0)
     X = rng.integers(0, 50, (300, 4)).astype(float)
     model = SVGPClassifier(BLIND.k1, max_iter=10, random_state=0)
@@ -198,3 +198,18 @@ def test_a_kernel_that_fits_the_columns_is_not_warned_of():
     model = IterativeGPRegressor(ConstantKernel() * RBF() + WhiteKernel(), random_state=0)
     assert not [said for said in fitted(model, UNITS * X, y)[1] if "correlated" in said]
     assert model.score(UNITS * X, y) > 0.5
+
+
+def test_fits_to_few_rows_are_compared_even_if_they_took_all_of_their_time(monkeypatch):
+    check = FitRun._check_learned
+
+    def late(run):
+        run.budget.limit = 0.0
+        check(run)
+
+    monkeypatch.setattr(FitRun, "_check_learned", late)
+    X, y, _ = table()
+    model = IterativeGPRegressor(BLIND)
+    assert fitted(model, X, y)[0].fit_report_.status == "no_signal"
+    monkeypatch.setattr("skscalablegp.core._run._COMPARED_ROWS", 299)
+    assert fitted(model, X, y)[0].fit_report_.status == "converged"

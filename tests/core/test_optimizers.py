@@ -153,6 +153,69 @@ def test_a_root_of_the_gradient_is_found_without_values():
     np.testing.assert_allclose(optimum.theta, PEAK, atol=1e-3)
 
 
+def coupled(p, seed=0):
+    """A parabola whose variables depend on each other, its inverse Hessian and its peak."""
+    rng = np.random.default_rng(seed)
+    A = rng.standard_normal((p, 2 * p)) / np.sqrt(2 * p)
+    H, peak = A @ A.T + 0.1 * np.eye(p), rng.uniform(0.1, 0.9, p)
+
+    def parabola(theta):
+        return -0.5 * float((theta - peak) @ H @ (theta - peak)), H @ (peak - theta)
+
+    return parabola, np.linalg.inv(H), peak
+
+
+def test_a_variable_that_reaches_its_bound_does_not_shorten_the_steps_of_others():
+    """Each of ten variables meets its bound at another distance; SciPy finds the same peak."""
+    parabola, metric, peak = coupled(20)
+    bounds, seen = np.array([[-5.0, 5.0]] * 20), []
+    bounds[::2, 1] = peak[::2] * np.linspace(0.05, 0.9, 10)
+    best = QuasiNewton(1e-9, gain_tol=1e-9).maximize(
+        recorded(parabola, seen), np.zeros(20), bounds, 100, metric
+    )
+    oracle = scipy.optimize.minimize(
+        lambda theta: tuple(-part for part in parabola(theta)),
+        np.zeros(20),
+        jac=True,
+        bounds=bounds,
+        tol=1e-14,
+    )
+    np.testing.assert_allclose(best.theta, oracle.x, atol=1e-3)
+    assert len(seen) <= 4
+
+
+def test_a_long_step_stays_on_a_ridge():
+    """An amplitude and a length scale grow together: the curvature across the ridge is large."""
+    H = 1e4 * np.outer([1, -3], [1, -3]) + 0.01 * np.eye(2)
+    seen, far = [], np.array([4.5, 1.5])
+    QuasiNewton(gain_tol=1e-9).maximize(
+        recorded(lambda t: (-0.5 * float((t - far) @ H @ (t - far)), H @ (far - t)), seen),
+        np.zeros(2),
+        np.array([[-5.0, 5.0]] * 2),
+        30,
+        np.linalg.inv(H),
+    )
+    np.testing.assert_allclose(seen[1], [1.0, 1 / 3], atol=1e-2)
+    assert len(seen) <= 7
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_steps_of_any_curvature_rise_within_the_bounds(seed):
+    rng = np.random.default_rng(seed)
+    p = int(rng.integers(1, 9))
+    A, scale = rng.standard_normal((p, p)), np.exp(2 * rng.standard_normal(p))
+    B = scale[:, None] * (A @ A.T + 1e-3 * np.eye(p)) * scale
+    bounds = np.stack([-rng.choice([0, 0.01, 0.5, 5], p), rng.choice([0.01, 0.5, 5], p)], 1)
+    grad, seen = np.abs(rng.standard_normal(p)), []
+    QuasiNewton(gain_tol=1e-12).maximize(
+        recorded(lambda theta: (float(grad @ theta), grad), seen), np.zeros(p), bounds, 2, B
+    )
+    step = seen[1]
+    assert grad @ step > 0
+    assert (np.abs(step) <= 1).all()
+    assert (step >= bounds[:, 0]).all() and (step <= bounds[:, 1]).all()
+
+
 def test_a_function_without_negative_curvature_is_climbed_to_the_bounds():
     def convex(theta):
         return 0.5 * float(theta @ theta), theta

@@ -17,8 +17,7 @@ from sklearn.gaussian_process.kernels import (
     WhiteKernel,
 )
 
-from skscalablegp.core.posteriors import ExactPosterior
-from skscalablegp.core.posteriors._base import reported_variance
+from skscalablegp.core.posteriors import ExactPosterior, reported_variance
 from skscalablegp.features import sample_prior_features
 from skscalablegp.kernels import compile_kernel
 from skscalablegp.linalg.gradients import GPProblem, exact_marginal_likelihood

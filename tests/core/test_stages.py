@@ -7,9 +7,7 @@ from sklearn.datasets import make_friedman1
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel, WhiteKernel
 
 from skscalablegp import IterativeGPRegressor, PoERegressor
-from skscalablegp.core import exact_start
-from skscalablegp.core._stages import well_conditioned
-from skscalablegp.core._training_run import Run
+from skscalablegp.core import Run, exact_start, well_conditioned
 from skscalablegp.core.training import Monitor
 from skscalablegp.gradients import ExactGradient
 from skscalablegp.kernels import compile_kernel
@@ -48,12 +46,14 @@ def test_wrong_optimisers_fail_before_any_evaluation(settings, message):
 
 @pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
 @pytest.mark.parametrize("stage, rows", [("nested", 60), ("neighbourhoods", 20)])
-def test_an_interrupt_in_a_later_subset_leaves_the_earlier_ones(stage, rows, monkeypatch):
+def test_an_interrupt_in_a_later_subset_leaves_the_earlier_ones(
+    stage, rows, thresholds, monkeypatch
+):
     """In its first evaluation, when that subset has nothing to show yet."""
     X, y = table(200)
-    monkeypatch.setattr("skscalablegp.models.iterative._plan.SUBSET_ROWS", 20)
+    thresholds(SUBSET_ROWS=20)
     if stage == "neighbourhoods":
-        monkeypatch.setattr("skscalablegp.models.iterative._plan.CENTROID_ROWS", 100)
+        thresholds(CENTROID_ROWS=100)
     steps, estimate = [], ExactGradient.estimate
 
     def interrupted(self, problem, *args):
@@ -89,8 +89,8 @@ def test_the_smallest_noise_of_all_rows_decides_about_precision():
 
 
 @pytest.mark.parametrize("optimizer", ["lbfgs", LBFGS()], ids=str)
-def test_an_optimiser_that_needs_values_gets_them_whatever_the_rows(optimizer, monkeypatch):
-    monkeypatch.setattr("skscalablegp.models.iterative._plan.EXACT_TRAINING_ROWS", {"cpu": 30})
+def test_an_optimiser_that_needs_values_gets_them_whatever_the_rows(optimizer, thresholds):
+    thresholds(EXACT_TRAINING_ROWS=30)
     X, y = table()
     model = IterativeGPRegressor(kernel(), optimizer=optimizer, device="cpu").fit(X, y)
     assert model.solver_ == "cholesky"

@@ -14,10 +14,9 @@ from sklearn.gaussian_process.kernels import (
 )
 
 from skscalablegp import IterativeGPRegressor, SGPRRegressor, SVGPClassifier, SVGPRegressor
-from skscalablegp.core import Run
-from skscalablegp.core._defaults import data_scaled_kernel
+from skscalablegp.core import Run, Start, data_scaled_kernel
 from skscalablegp.core._signal import simple_signals
-from skscalablegp.core._starts import Start, _Layout, _Search, choose_start
+from skscalablegp.core._starts import _Layout, _Search, choose_start
 from skscalablegp.core.training import Budget, Monitor
 from skscalablegp.kernels import Columns, compile_kernel
 from skscalablegp.linalg.gradients import GPProblem, exact_marginal_likelihood
@@ -263,6 +262,33 @@ def test_of_two_columns_one_may_be_steep_and_the_other_smooth():
     y = np.sin(25 * X[:, 0]) + np.sin(X[:, 1]) + 0.2 * rng.standard_normal(400)
     steep, smooth = chosen(problem_of(X, y)).theta[1:3]
     assert steep < np.log(0.3) and smooth > np.log(2)
+
+
+def test_columns_rightly_left_out_stay_so():
+    """A hundred one-hot columns, of which three matter a little, and four others."""
+    rng = np.random.default_rng(0)
+    Z, L = rng.standard_normal((600, 4)), np.eye(100)[rng.integers(100, size=600)]
+    f = np.sin(2 * Z[:, 0]) + Z[:, 1] * Z[:, 2] + L[:, :3] @ [1.0, -1.0, 1.0]
+    y = f + 0.5 * rng.standard_normal(600)
+    model = IterativeGPRegressor(random_state=0).fit(np.hstack([Z, L]), y)
+    # Training on the four columns alone ends at -417.
+    assert model.log_marginal_likelihood_value_ > -400
+
+
+def test_columns_left_out_begin_where_the_likelihood_of_all_rows_shows_them():
+    """The oracle is the information of all rows, from scikit-learn's derivatives of the kernel."""
+    X, y = wide(400, 12)
+    problem = problem_of(X, y)
+    start = chosen(problem)
+    kernel = problem.kernel.to_sklearn(torch.as_tensor(start.theta))
+    H, slopes = kernel(X, eval_gradient=True)
+    half = np.linalg.solve(H, np.moveaxis(slopes[:, :, 1:13], 2, 0))
+    information = 0.5 * np.einsum("jab,jba->j", half, half)
+    used = np.isin(np.arange(12), [3, 7])
+    assert information[used].min() > 20
+    assert information[~used].min() > 0.2 and information[~used].max() < 5
+    # They remain long beside those that matter.
+    assert start.theta[1:13][~used].min() > start.theta[1:13][used].max() + 2
 
 
 def test_columns_inside_columns_are_counted_from_the_outside():

@@ -2,6 +2,8 @@
 
 import json
 import warnings
+from copy import copy
+from dataclasses import replace
 from functools import cache
 
 import numpy as np
@@ -42,6 +44,7 @@ import skscalablegp as sk
 from skscalablegp.export import NotExportable
 from skscalablegp.likelihoods import Bernoulli
 from skscalablegp.meta import predictor_module, probability_module
+from skscalablegp.meta._trees import BoostedClasses
 
 # More rows than in the other tests, because a noise model needs a hundred errors.
 RNG = np.random.RandomState(1)
@@ -108,6 +111,7 @@ CLASSIFIERS["auto-many"] = CLASSIFIERS["auto"]
 FOREIGN_CLASSIFIERS = {
     "line": LINE,
     "boosting": HistGradientBoostingClassifier(max_iter=4),
+    "averaged": BoostedClasses(),
     "forest": RandomForestClassifier(5),
     "extra": ExtraTreesClassifier(5, min_samples_leaf=2),
     "tree": DecisionTreeClassifier(max_depth=4),
@@ -172,6 +176,17 @@ def test_the_models_have_what_is_tested():
     assert (fitted("stack").weights_ > 0).sum() > 1
     for name in ("noise", "noise-of-trees", "noise-by-trees", "noise-over-stack", "auto"):
         assert fitted(name).noise_gain_ > 0
+
+
+def test_modules_have_the_least_variance():
+    model = copy(fitted("noise-of-trees"))
+    middle = float(np.median(model.predict(NEW, return_std=True)[1]))
+    scaled = model._learned
+    noise = replace(scaled.noise, least=2 * np.log(middle))
+    model._keep(replace(scaled, noise=noise))
+    expected = model.predict(NEW, return_std=True)
+    assert np.isclose(expected[1].min(), middle) and expected[1].max() > 1.1 * middle
+    close(sk.to_torch(model)(torch.tensor(NEW)), expected)
 
 
 @pytest.mark.parametrize("name", FOREIGN)

@@ -124,6 +124,8 @@ SLOW = {
     "frozen": (LOVEPredictor(FrozenEstimator(RFFRegressor(max_iter=3).fit(X, Y))), X),
     "automatic": (AutoGPRegressor(["linear", "exact"], random_state=0), MIXED),
     "classes": (AutoGPClassifier(["linear", "randomized_trees"], random_state=0), MIXED),
+    "trees": (AutoGPRegressor(["trees"], random_state=0), MIXED),
+    "classes by trees": (AutoGPClassifier(["trees"], random_state=0), MIXED),
 }
 
 

@@ -37,7 +37,7 @@ from sklearn.gaussian_process.kernels import (
 )
 
 import skscalablegp as sk
-from skscalablegp.core._parameters import PARAMETERS
+from skscalablegp.core import PARAMETERS
 from skscalablegp.likelihoods import StudentT
 
 # Settings that keep a fit of some rows to tenths of a second.

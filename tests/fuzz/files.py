@@ -28,7 +28,7 @@ from sklearn.base import clone
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "files"))
 
-from files_forge import Forged, places  # noqa: E402
+from files_forge import Forged, places
 
 X = np.random.default_rng(0).uniform(-2, 2, (40, 2))
 Y = np.sin(2 * X[:, 0]) + 0.3 * X[:, 1]

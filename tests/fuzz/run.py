@@ -16,8 +16,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from fuzz.cases import Case, cases, outcome  # noqa: E402
-from hypothesis import HealthCheck, Phase, given, seed, settings  # noqa: E402
+from fuzz.cases import Case, cases, outcome
+from hypothesis import HealthCheck, Phase, given, seed, settings
 
 
 def where(error: BaseException) -> str:

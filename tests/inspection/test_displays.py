@@ -50,7 +50,7 @@ from skscalablegp.likelihoods import StudentT
 from skscalablegp.metrics import nlpd
 
 matplotlib.use("Agg")
-import matplotlib.pyplot as plt  # noqa: E402
+import matplotlib.pyplot as plt
 
 KERNEL = ConstantKernel(1.0) * RBF([0.5, 2.0, 40.0]) + WhiteKernel(0.02)
 

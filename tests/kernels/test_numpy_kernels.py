@@ -92,10 +92,9 @@ def operator(kernel, X, dtype=torch.float64, **settings):
 
 @pytest.mark.parametrize("keep", [True, False])
 @pytest.mark.parametrize("kernel, X", CASES, ids=lambda case: repr(case)[:40])
-def test_operators_agree_with_scikit_learn(kernel, X, keep, monkeypatch):
-    monkeypatch.setattr("skscalablegp.linalg.operators._kernel._CPU_TILE", 4)
+def test_operators_agree_with_scikit_learn(kernel, X, keep):
     H, dH = kernel(X, eval_gradient=True)
-    op, n = operator(kernel, X, keep=keep), len(X)
+    op, n = operator(kernel, X, keep=keep, tile=4), len(X)
     rng = np.random.default_rng(2)
     close = lambda a, b: np.testing.assert_allclose(a, b, atol=1e-11 * np.abs(H).max())  # noqa: E731
     V, W = rng.normal(size=(2, n, 3))

@@ -20,17 +20,16 @@ def gpu():
         yield device
 
 
-def make_operator(monkeypatch, **settings):
-    monkeypatch.setattr("skscalablegp.linalg.operators._kernel._GPU_TILE", 200)
+def make_operator(**settings):
     X = torch.randn(N, D, generator=generator(0)).to("cuda")
     kernel = ConstantKernel(2.0, "fixed") * Matern([1.0] * D) + WhiteKernel(1e-3)
     kernel = compile_kernel(kernel, D)
-    return KernelOperator(kernel, kernel.theta0, X, **settings)
+    return KernelOperator(kernel, kernel.theta0, X, tile=200, **settings)
 
 
 @pytest.fixture(params=[True, False], ids=["kept", "tiled"])
-def operator(request, monkeypatch, gpu):
-    operator = make_operator(monkeypatch, keep=request.param)
+def operator(request, gpu):
+    operator = make_operator(keep=request.param)
     operator.matmul(torch.ones(N, 1, device="cuda"))
     return operator
 
@@ -60,9 +59,9 @@ def test_products_wait_for_nothing(operator, B, gpu):
 
 def test_an_operator_waits_once(gpu, monkeypatch):
     """It reads the spread of the rows, on which the precision of distances depends."""
-    make_operator(monkeypatch)
+    make_operator()
     gpu.forget()
-    make_operator(monkeypatch)
+    make_operator()
     assert {place for place in gpu.waits if place != "elsewhere"} == set(gpu.fetched)
     assert sum(gpu.fetched.values()) == 1
 
@@ -95,7 +94,7 @@ BREAKING = [CG(), BlockCG(), ADASAP(200, rank=None)]
 @pytest.mark.parametrize("solver", BREAKING, ids=["cg", "block_cg", "adasap"])
 def test_columns_that_break_are_found_without_a_wait(solver, gpu, monkeypatch):
     """The answer comes with the norms, and the solution is the one before the step."""
-    operator = make_operator(monkeypatch)
+    operator = make_operator()
     operator.noise.fill_(-50.0)
     B = torch.randn(N, 3, generator=generator(1)).to("cuda")
     solution = solve(operator, B, solver, stopping=MaxIterations(30))

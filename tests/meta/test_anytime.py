@@ -1,13 +1,21 @@
 """What time cannot break: the model of an automatic fit that ends between any two of its steps."""
 
+from time import process_time
+
 import numpy as np
 import pytest
-from numpy.testing import assert_allclose
+from numpy.testing import assert_allclose, assert_array_equal
+from scipy.stats import norm
 from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
 
 from skscalablegp import AutoGPClassifier, AutoGPRegressor
 from skscalablegp._clock import clock as read_clock
+from skscalablegp.core.training import Budget, StopTraining
+from skscalablegp.meta import _member_noise
+from skscalablegp.meta._division import Rows
+from skscalablegp.meta._member_noise import Errors
 from skscalablegp.meta._pool import mixed, pool_weights
+from skscalablegp.meta._scaled import noise_features
 
 # Tables with one held-out part, which has `HELD` of the rows, and with folds.
 # So few held-out rows give no noise model, which would take most of the tests' time.
@@ -139,13 +147,13 @@ def test_weights_come_from_unseen_rows(clock):
     rest = np.setdiff1d(np.arange(BIG), held)
     predicted = [np.polyval(np.polyfit(X[rest, k], y[rest], 1), X[held, k]) for k in range(3)]
     errors = [np.full(len(held), np.mean((y[held] - mean) ** 2)) for mean in predicted]
-    weights = pool_weights(y[held], np.stack(predicted), np.stack(errors))[0]
+    weights = pool_weights(y[held], np.stack(predicted), np.stack(errors))
     assert_allclose(model.weights_, weights[weights > 0])
     assert model.fit_report_.status == "completed"
 
 
 def test_a_fit_that_will_not_end_is_fitted_to_fewer_rows(clock):
-    """Measured costs grow a fit from 2,000 rows; predictions that judge it count."""
+    """Measured costs grow a fit from 2,000 rows; predictions of held-out rows count."""
     X, y = table(MANY)
     quick = [("line", Toy(0, 2.5e-3))]
     model = auto(quick, 60.0, FEW_HELD)
@@ -180,15 +188,15 @@ def test_a_member_without_time_for_predictions_is_dropped(clock):
     assert "time sufficed to predict" in model.leaderboard_["late"].note
 
 
-def test_cut_predictions_judge_by_common_rows(clock):
+def test_cut_predictions_are_compared_on_common_rows(clock):
     """Members that have predicted different numbers of rows are compared on the same ones."""
     X, y = table(MANY)
     named = [("line", Toy(0)), ("slow", Toy(1, row_seconds=5.4e-2))]
     model = auto(named, 60.0, MANY_HELD).fit(X, y)
-    judged = int(
+    done = int(
         model.leaderboard_["slow"].note.split("evaluated on ")[1].split(" ")[0].replace(",", "")
     )
-    assert 500 <= judged < 600 and len(model.held_out_) == judged
+    assert 500 <= done < 600 and len(model.held_out_) == done
     assert set(model.members_) == {"line", "slow"}
 
 
@@ -293,3 +301,177 @@ def test_tails_are_learned_without_time_for_a_noise_model():
     assert "the noise model" in model.explain_ and model.noise_gain_ == 0
     low, high = model.predict_interval(X).T
     assert 0.93 < np.mean((low <= y) & (y <= high)) < 0.975
+
+
+@pytest.mark.parametrize("kind", [AutoGPRegressor, AutoGPClassifier])
+def test_the_first_answer_takes_a_tenth_of_the_time_and_is_calibrated(kind, monkeypatch):
+    """The clock counts processor seconds, which other processes do not change."""
+    rng = np.random.default_rng(0)
+    X = rng.standard_normal((20_000, 10))
+    y = X[:, 0] + np.sin(2 * X[:, 1]) + 0.3 * rng.standard_normal(20_000)
+    y = y if kind is AutoGPRegressor else (y > 0).astype(int)
+    own, begun, answers = kind._weigh, process_time(), []
+
+    def stopped(self, rows):
+        own(self, rows)
+        answers.append(process_time() - begun)
+
+    monkeypatch.setattr(kind, "_weigh", stopped)
+    with read_clock(lambda: process_time() - begun + 1e6 * len(answers)):
+        model = kind(max_seconds=10, random_state=0).fit(X[:15_000], y[:15_000])
+    assert answers[0] < 1 and len(answers) == 1
+    assert model.fit_report_.status == "max_seconds"
+    if kind is AutoGPRegressor:
+        low, high = model.predict_interval(X[15_000:]).T
+        assert 0.91 < np.mean((low <= y[15_000:]) & (y[15_000:] <= high)) < 0.985
+    else:
+        found = model.predict_proba(X[15_000:])[:, 1]
+        bins = np.minimum((10 * found).astype(int), 9)
+        gaps = np.bincount(bins, y[15_000:], 10) - np.bincount(bins, found, 10)
+        assert np.abs(gaps).sum() / 5000 < 0.03
+
+
+def with_varying_errors(n, seed):
+    """Columns are predictions of y: one is good for half of the rows, one equally good for all."""
+    rng = np.random.default_rng(seed)
+    at, y = rng.uniform(-1, 1, n), rng.standard_normal(n)
+    varying = y + np.where(at > 0, 0.05, 1.0) * rng.standard_normal(n)
+    return np.column_stack([at, varying, y + 0.5 * rng.standard_normal(n)]), y
+
+
+class Column(RegressorMixin, BaseEstimator):
+    """Predicts a column, with a standard deviation that is too small."""
+
+    def __init__(self, of=1):
+        self.of = of
+
+    def fit(self, X, y):
+        self.n_features_in_ = X.shape[1]
+        return self
+
+    def predict(self, X, return_std=False):
+        return (X[:, self.of], np.full(len(X), 0.1)) if return_std else X[:, self.of]
+
+
+COLUMNS = [("varying", Column(1)), ("equal", Column(2))]
+
+
+def test_members_have_noise_models_of_their_own():
+    """At constant noise the member that is better in half of the rows has less weight."""
+    X, y = with_varying_errors(600, 0)
+    squares = np.square(y - X[:, 1:].T).mean(axis=1)
+    variances = np.repeat(squares[:, None], 600, axis=1)
+    assert pool_weights(y, X[:, 1:].T, variances)[0] < 0.5
+    model = AutoGPRegressor(COLUMNS, random_state=0).fit(X, y)
+    assert "noise models of the members" in model.explain_
+    assert dict(zip(model.members_, model.weights_, strict=True))["varying"] > 0.9
+    X, y = with_varying_errors(4000, 1)
+    mean, std = model.predict(X, return_std=True)
+    assert_allclose(np.mean(((y - mean) / std) ** 2), 1, atol=0.15)
+    low, high = model.predict_interval(X).T
+    assert 0.93 < np.mean((low <= y) & (y <= high)) < 0.97
+    # The density of new rows is higher than with the equally good member alone.
+    new = norm.logpdf(y, mean, std).mean()
+    assert new > norm.logpdf(y, X[:, 2], 0.5).mean() + 0.2
+    # It is what the held-out rows have promised, above that of a constant standard deviation.
+    assert -model.leaderboard_["varying"].nll < new + 0.1
+
+
+def test_noise_models_of_members_learn_from_held_out_rows(monkeypatch):
+    """From the errors of rows that the member has not seen, and without the rows themselves."""
+    X, y = with_varying_errors(BIG, 0)
+    learned, own = [], _member_noise.best_noise
+
+    def best_noise(F, squares, *args):
+        learned.append((F, squares, *own(F, squares, *args)))
+        return learned[-1][2:]
+
+    monkeypatch.setattr(_member_noise, "best_noise", best_noise)
+    model = AutoGPRegressor(COLUMNS, random_state=0).fit(X, y)
+    held = model.held_out_
+    assert model.members_ == ["varying"]
+    scaled = model._learned.inner._members[0]
+    F, squares, noise, logs = next(each for each in learned if each[2].parts is scaled.noise.parts)
+    # Of the mixture, and of each member.
+    assert len(learned) == 3 and len(F) == len(held) < BIG / 2
+    assert_array_equal(F[:, :4], X[held][:, [0, 1, 2, 1]])
+    assert_allclose(squares, np.square(y[held] - X[held, 1]) / np.exp(2 * F[:, -1]))
+    # Each row is predicted with the noise model that has not seen its error.
+    assert_array_equal(model.held_out_mean_, X[held, 1])
+    assert_allclose(2 * np.log(model.held_out_std_), 2 * F[:, -1] + logs)
+
+
+def test_copies_of_fitted_rows_may_only_raise_the_noise():
+    """A memory is sure of copies; most are exact, and a few are far away."""
+    rng = np.random.default_rng(0)
+    n = 1000
+    X, mean, std = rng.standard_normal((n, 1)), np.zeros(n), np.ones(n)
+    scored, far = np.arange(n) < 600, np.arange(n) >= 980
+    std[~scored] = 0.01
+    y = np.where(scored, rng.standard_normal(n), 0.0)
+    y[far] = 1.0
+    rows = Rows(X, y, None, None, [], np.arange(n), scored, np.arange(n), np.arange(n))
+    errors = Errors.of(rows, np.arange(n), scored)
+    noise, logs = errors.model(mean, std**2, 0.0, 0, Budget())
+    total = std * np.exp(0.5 * logs)
+    assert_allclose(np.mean(y[scored] ** 2 / total[scored] ** 2), 1)
+    # A twentieth of the copies is a hundred standard deviations away.
+    assert 0.1 < np.median(total[~scored]) < 0.5
+    # Without those, exact copies leave the standard deviations of copies as they are.
+    errors.y[far] = 0.0
+    logs = errors.model(mean, std**2, 0.0, 0, Budget())[1]
+    assert_allclose(np.median(np.exp(0.5 * logs[~scored])), 1, atol=0.2)
+
+
+def test_a_noise_model_of_fewer_rows_is_kept_if_time_ends_that_of_all(monkeypatch):
+    X, y = with_varying_errors(6000, 0)
+    own, sizes = _member_noise.best_noise, []
+
+    def cut(F, *args):
+        sizes.append(len(F))
+        if len(sizes) > 1:
+            raise StopTraining("max_seconds")
+        return own(F, *args)
+
+    monkeypatch.setattr(_member_noise, "best_noise", cut)
+    model = AutoGPRegressor(COLUMNS[:1], random_state=0, max_seconds=1e6).fit(X, y)
+    assert sizes == [1000, 1200] and model.noise_gain_ > 0.1
+    assert "too short for all work on the noise model" in model.explain_
+
+
+def test_errors_of_zero_leave_a_least_variance():
+    rng = np.random.default_rng(0)
+    n = 1000
+    X = rng.uniform(size=(n, 1))
+    y = np.where(X[:, 0] < 0.5, 0.0, rng.standard_normal(n))
+    every = np.arange(n)
+    rows = Rows(X, y, None, None, [], every, np.ones(n, bool), every, every)
+    errors = Errors.of(rows, every, rows.scored)
+    noise, logs = errors.model(np.zeros(n), np.full(n, 1e-3), 0.0, 0, Budget())
+    least = 0.5 * np.mean(y**2) / n
+    assert_allclose(np.exp(logs[X[:, 0] < 0.4]) * 1e-3, least)
+    new = noise_features(np.array([[0.1], [0.9]]), np.zeros(2), np.full(2, 1e-3))
+    found = noise.factor(new) ** 2 * 1e-3
+    assert_allclose(found[0], least)
+    assert_allclose(found[1], 1, rtol=0.5)
+    assert_allclose(np.mean(y[X[:, 0] > 0.5] ** 2 / np.exp(logs[X[:, 0] > 0.5]) * 1e3), 1, atol=0.1)
+
+
+def test_a_noise_model_is_kept_if_time_leaves_out_those_of_members(monkeypatch):
+    X, y = with_varying_errors(600, 0)
+    own = _member_noise.best_noise
+
+    def cut(*args):
+        if len(calls) > most:
+            raise StopTraining("max_seconds")
+        calls.append(1)
+        return own(*args)
+
+    monkeypatch.setattr(_member_noise, "best_noise", cut)
+    for most in (0, 1):
+        calls = []
+        model = AutoGPRegressor(COLUMNS[:1] + ["linear"], random_state=0, max_seconds=1e6)
+        model.fit(X, y)
+        assert len(calls) == most + 1 and model.noise_gain_ > 0.1
+        assert "noise models of the members" not in model.explain_
+        assert "too short for all work on the noise model" in model.explain_

@@ -7,7 +7,8 @@ from sklearn.base import BaseEstimator, ClassifierMixin, clone
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import log_loss
 
-from skscalablegp import AutoGPClassifier
+from skscalablegp import AutoGPClassifier, SVGPClassifier
+from skscalablegp.meta._trees import BoostedClasses
 
 
 def table(n=300, classes=2, seed=0):
@@ -36,6 +37,29 @@ class Overconfident(ClassifierMixin, BaseEstimator):
         return self.classes_[self.predict_proba(X).argmax(1)]
 
 
+def test_boosted_classes_average_trees_with_other_held_out_rows():
+    X, y = table(400, 3)
+    model = BoostedClasses(random_state=0).fit(X, np.array(list("abc"))[y])
+    assert model.classes_.tolist() == list("abc")
+    assert [each.early_stopping for each in model.trees_] == [True] * 5
+    assert len({each.n_iter_ for each in model.trees_}) > 1
+    single = [each.predict_proba(X) for each in model.trees_]
+    assert_allclose(model.predict_proba(X), sum(single) / 5)
+    new, labels = table(4000, 3, seed=1)
+    losses = [log_loss(labels, each.predict_proba(new)) for each in model.trees_]
+    assert log_loss(labels, model.predict_proba(new)) < np.mean(losses)
+    assert not model.cut_ and len(model.fit(X, y, max_seconds=0.0).trees_) == 1 and model.cut_
+
+
+def test_boosted_classes_with_a_class_of_one_row_hold_nothing_out():
+    X, y = table(100, 2)
+    X[:, 0], y[0] = np.arange(100) % 7, 2
+    model = BoostedClasses(random_state=0, categorical_features=[0]).fit(X, y)
+    assert [each.n_iter_ for each in model.trees_] == [100]
+    assert model.trees_[0].is_categorical_.tolist() == [True, False]
+    assert model.predict_proba(X).shape == (100, 3)
+
+
 class Broken(Overconfident):
     def predict_proba(self, X):
         return np.full((len(X), 2), np.nan)
@@ -60,6 +84,24 @@ def test_refits_repeat(small):
     model, X, y = small
     again = clone(model).fit(X, y)
     assert_array_equal(again.predict_proba(X), model.predict_proba(X))
+
+
+@pytest.mark.filterwarnings("ignore:.*max_iter")
+@pytest.mark.parametrize("classes", [2, 3])
+def test_few_rows_have_quick_folds(classes):
+    """A few steps give about the probabilities of many, as folds need them."""
+    X, y = table(150, classes)
+    some = np.arange(len(X)) % 5 > 0
+    fresh = SVGPClassifier(random_state=0)
+    model = AutoGPClassifier([("linear", LogisticRegression())], random_state=0).fit(X, y)
+    quick = model._fixed(fresh, clone(fresh).fit(X, y)).fit(X[some], y[some])
+    slow = clone(quick).set_params(max_iter=200, variational_learning_rate=0.1)
+    slow.fit(X[some], y[some])
+    gaps = quick.predict_proba(X[~some]) - slow.predict_proba(X[~some])
+    assert np.abs(gaps).mean() < 0.02 and np.abs(gaps).max() < 0.12
+    # A score costs as much as a step.
+    assert len(quick.history_["iteration"]) <= 1 + -(-quick.n_iter_ // 4)
+    assert quick.n_iter_ <= 10
 
 
 def test_the_temperature_calms_overconfident_members():

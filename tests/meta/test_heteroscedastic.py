@@ -1,5 +1,7 @@
 """Noise that depends on the row: rows left out against refits, and data whose noise is known."""
 
+from unittest.mock import Mock
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -28,7 +30,7 @@ from skscalablegp import (
     StackedGPRegressor,
     SVGPRegressor,
 )
-from skscalablegp.core import fitted_process
+from skscalablegp.core import FitRun, fitted_process
 from skscalablegp.core.training import StopTraining
 from skscalablegp.kernels import Columns
 from skscalablegp.meta._noise import best_noise, level
@@ -274,6 +276,25 @@ class TestNoise:
         np.testing.assert_array_equal(Tails.of("normal", z)(q), q)
         assert (np.diff(Tails.of("empirical", z)(np.linspace(-9, 9, 99))) > 0).all()
 
+    def test_few_bounded_errors_have_no_normal_tails(self):
+        """A single half of 300 errors, compared by the CRPS, recognises three of these six."""
+        draws = [(lambda r: r.uniform(-(3**0.5), 3**0.5, 300))] * 6
+        assert self.chosen(draws).count("empirical") >= 5
+
+    def test_normal_errors_have_normal_tails(self):
+        """Without handicaps of the other shapes three of these ten have others."""
+        assert self.chosen([lambda r: r.standard_normal(600)] * 10).count("normal") >= 9
+
+    @staticmethod
+    def chosen(draws):
+        """The tails of errors, drawn by functions of a RandomState with the seeds 0, 1, ..."""
+        found = []
+        for seed, draw in enumerate(draws):
+            random = np.random.RandomState(seed)
+            run = Mock(spec=FitRun, random_state=random, chose=lambda name, value, why: value)
+            found.append(HeteroscedasticRegressor()._best_tails(draw(random), run).name)
+        return found
+
     def test_heavy_tails_are_in_intervals_and_draws(self):
         rng = np.random.default_rng(0)
         X = rng.uniform(size=(1000, 1))
@@ -400,7 +421,7 @@ class TestInCompany:
         with pytest.warns(UserWarning, match="fit was interrupted|max_seconds"):
             model.fit(X, y)
         assert len(sizes) == (1 if fails is None else 2) and model.fit_report_.status == status
-        # The first fold judges the fit without it.
+        # The first fold evaluates the fit without it.
         assert sizes[0] == 240 and model.n_residuals_ == 60
         np.testing.assert_allclose(model.predict(X), model.estimator_.predict(X))
 

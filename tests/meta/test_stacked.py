@@ -398,7 +398,7 @@ def test_names_are_parameters():
 
 
 def test_without_time_the_first_regressor_predicts():
-    """It has been judged; the others have no weight without a judgement."""
+    """It has been evaluated; the others have no weight without an evaluation."""
     X, y = table()
     model = stack(Ridge(), process(), max_seconds=1e-9)
     with pytest.warns(UserWarning, match="No time was left for r1, r0"):

@@ -72,7 +72,7 @@ def test_the_noise_has_time(clock):
     assert model.n_residuals_ == 100 and model.noise_gain_ > 0.1
 
 
-def test_a_fit_that_is_cut_is_judged_by_its_own_fold(clock):
+def test_a_fit_that_is_cut_is_evaluated_on_its_own_fold(clock):
     """Other folds and a fit to all rows would be cut differently: they are not begun."""
     model, steps = fitted(HeteroscedasticRegressor(slow(), residuals=4, max_seconds=100), clock)
     assert steps.tolist() == [60]

@@ -122,7 +122,7 @@ def test_a_stack():
             again = kind().fit(X[rows], y[rows])
             assert_allclose(inner.predict(X_new), again.predict(X_new), atol=1e-9)
         ends.add((k, len(left.rows), all(len(i.seen_) == N for i in model.estimators_)))
-    # One or two regressors, judged by a fold or by all rows, fitted without them or to all rows.
+    # One or two regressors, evaluated on a fold or on all rows, fitted without them or to all rows.
     assert {k for k, *_ in ends} == {1, 2} and {m for _, m, _ in ends} >= {N // 5, N}
     assert {whole for *_, whole in ends} == {True, False}
 
@@ -133,11 +133,11 @@ def test_noise_over_a_regressor_of_another_package():
     sizes = set()
     for model in ended_everywhere(lambda: HeteroscedasticRegressor(Line())):
         found = unseen(Line.log, Ridge, X, y)
-        judged = np.isfinite(found)
+        predicted = np.isfinite(found)
         # Later folds may have been fitted too late to count.
         parts = [~np.isin(X[:, 0], rows) for rows in Line.log if len(rows) < N]
         counted = np.any(parts[: max(1, round(5 * model.n_residuals_ / N))], axis=0)
-        assert model.n_residuals_ == counted.sum() <= judged.sum()
+        assert model.n_residuals_ == counted.sum() <= predicted.sum()
         errors = (y - found)[counted]
         assert_allclose(model.predict_std(X[:1]) ** 2, np.mean(errors**2))
         sizes.add((model.n_residuals_, len(model.estimator_.seen_)))
@@ -269,7 +269,7 @@ def test_a_refit_that_is_cut_leaves_the_validated_fit():
     assert model.n_residuals_ == N and model.estimator_.n_samples_seen_ == 64
 
 
-def test_a_stack_in_a_stack_is_judged_by_the_same_rows():
+def test_a_stack_in_a_stack_is_evaluated_on_the_same_rows():
     X, y = table(200)
     inner = StackedGPRegressor([("a", Ridge()), ("b", DecisionTreeRegressor(max_depth=2))])
     model = StackedGPRegressor([("inner", inner), ("line", Ridge())], random_state=0).fit(X, y)

@@ -7,6 +7,8 @@ WHITE = "tests/models/deep/test_white_noise.py"
 NOISE = "models/deep/_noise.py"
 SCGD = "models/deep/_compositional.py"
 STEPPER = "models/deep/_stepper.py"
+FIRST = "core/_first_layer.py"
+LAYER = "tests/core/test_first_layer.py"
 
 MUTANTS = [
     (
@@ -92,5 +94,19 @@ MUTANTS = [
         "(noise - fixed) / now",
         "noise / now",
         f"{WHITE} -k posterior_is",
+    ),
+    (
+        "first weights follow length scales instead of their inverses",
+        FIRST,
+        "squares = 1 / np.square(kernel.k1.k2.length_scale)",
+        "squares = np.square(kernel.k1.k2.length_scale)",
+        LAYER,
+    ),
+    (
+        "rows of the first layer depend on the seed",
+        FIRST,
+        "random_rows(n, _ROWS, torch.Generator().manual_seed(0))",
+        "random_rows(n, _ROWS, run.generator)",
+        LAYER,
     ),
 ]

@@ -109,4 +109,12 @@ MUTANTS = [
         "more = min(1, most - size)",
         LOVE,
     ),
+    (
+        "summands of a start keep their share of the variance",
+        "core/_starts.py",
+        "_AMPLITUDES, _NOISES_OF_SUM = (1 / 3, 1.0, 3.0, 10.0, 30.0)",
+        "_AMPLITUDES, _NOISES_OF_SUM = (1.0,)",
+        "tests/models/grid/test_start.py -k 'few_columns_of_many'",
+        True,
+    ),
 ]

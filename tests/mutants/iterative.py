@@ -8,9 +8,32 @@ EXACT = "tests/linalg/gradients/test_marginal_likelihood.py"
 LANCZOS = "tests/linalg/solvers/test_lanczos.py"
 LAW, CUT = "linalg/truncation/_distributions.py", "linalg/gradients/_truncated.py"
 SOLVED = "linalg/gradients/_iterative.py"
+PIC, BLOCKS = "linalg/preconditioners/_pic.py", "tests/linalg/preconditioners/test_pic.py"
+EARLY, ENDS = "models/iterative/_early_end.py", "tests/models/iterative/test_early_end.py"
 STEPS, LIKELIHOOD = "core/training/_natural.py", "linalg/gradients/_marginal_likelihood.py"
 
 MUTANTS = [
+    (
+        "dense blocks have the low-rank part twice",
+        PIC,
+        "block -= Lt[:, rows].mT @ Lt[:, rows]",
+        "block -= 0 * (Lt[:, rows].mT @ Lt[:, rows])",
+        BLOCKS,
+    ),
+    (
+        "rows are halved along the direction of least variance",
+        PIC,
+        "[1][:, -1:]",
+        "[1][:, :1]",
+        BLOCKS,
+    ),
+    (
+        "samples are not ordered as the rows",
+        PIC,
+        "out[self.rows[own]] = F @ V[own]",
+        "out[own] = F @ V[own]",
+        "tests/linalg/preconditioners/test_preconditioner_contract.py -k pic",
+    ),
     (
         "the reciprocal law falls with the square",
         LAW,
@@ -61,6 +84,27 @@ MUTANTS = [
         "torch.cat([left, solved * (-t / s)], 1)",
         "torch.cat([left, solved * (t / s)], 1)",
         f"{TRUNCATED} -k full_length",
+    ),
+    (
+        "errors of left-out rows know their own weight",
+        EARLY,
+        "return r[self._rows] - explained + own",
+        "return r[self._rows] - explained",
+        ENDS,
+    ),
+    (
+        "a row is its own neighbour",
+        EARLY,
+        "score[own, rows] = -1",
+        "score[own, rows] = 9",
+        ENDS,
+    ),
+    (
+        "the likelihood ignores what the solve has left",
+        "models/iterative/_final_solve.py",
+        "float(((problem.Y + R).double() * V.double()).sum()) + rest",
+        "float(((problem.Y + R).double() * V.double()).sum())",
+        ENDS,
     ),
     (
         "the trace is summed over probes, not averaged",
@@ -215,5 +259,29 @@ MUTANTS = [
         "B = B.double()",
         "B = B.clone()",
         "tests/linalg/solvers/test_cg.py",
+    ),
+    (
+        "a length scale that reaches its bound shortens the steps of all hyperparameters",
+        "core/training/_quasi_newton.py",
+        "step[over] = np.clip(step, low, high)[over]",
+        "step = step / excess.max(); held[:] = True",
+        "tests/core/test_optimizers.py -k 'reaches_its_bound'",
+        True,
+    ),
+    (
+        "columns that starts leave out stay out of sight of all rows",
+        "core/_visible.py",
+        "np.minimum(np.log(information) / 4, 0.0)",
+        "np.minimum(np.log(information) / 400, 0.0)",
+        "tests/core/test_starts.py -k 'columns_left_out'",
+        True,
+    ),
+    (
+        "columns that were rightly left out come back",
+        "core/_starts.py",
+        "<= _PRICE * (theta",
+        "<= 1e9 * (theta",
+        "tests/core/test_starts.py -k rightly",
+        True,
     ),
 ]

@@ -2,6 +2,7 @@
 
 TESTS = "tests/models/neighbors/test_nngp.py"
 LOCAL = "models/neighbors/_local.py"
+SETS = "linalg/operators/_sets.py"
 METRIC = "models/neighbors/_metric.py"
 POSTERIOR = "models/neighbors/_posterior.py"
 OBJECTIVES = "models/neighbors/_objectives.py"
@@ -15,6 +16,34 @@ MUTANTS = [
         "            if lost.any():",
         "            if False:",
         f"{TESTS} -k single_precision",
+    ),
+    (
+        "neighbours in single precision have no noise",
+        LOCAL,
+        "    diagonal[:, :m] += noise",
+        "    diagonal[:, :m] += 0 * noise",
+        f"{TESTS} -k dense_algebra",
+    ),
+    (
+        "the last of several terms is forgotten on one side of the diagonal",
+        SETS,
+        "                part.add_(value, alpha=weight if term.leaves else 1.0)",
+        "                part.add_(value, alpha=0.0)",
+        f"{TESTS} -k dense_algebra",
+    ),
+    (
+        "distances on one side of the diagonal start at the first row",
+        SETS,
+        "torch.bmm(left[:, some], right[:, start:].mT)",
+        "torch.bmm(left[:, some], right[:, : k - start].mT)",
+        f"{TESTS} -k dense_algebra",
+    ),
+    (
+        "targets are halved beside the factorised matrix",
+        LOCAL,
+        "    H[:, :m, k:], H[:, m:, k:] = Y, 0.0",
+        "    H[:, :m, k:], H[:, m:, k:] = 0.5 * Y, 0.0",
+        f"{TESTS} -k dense_algebra",
     ),
     (
         "neighbours have no noise",
@@ -155,5 +184,27 @@ MUTANTS = [
         "        if torch.allclose(at.cpu(), theta.cpu(), rtol=1e-12):",
         "        if True:",
         f"{SHARED} -k exact_process",
+    ),
+    (
+        "the search is approximate among few points, too",
+        METRIC,
+        "if n > _EXACT_POINTS and q > _EXACT_DIMENSIONS else 0.0",
+        "if n > 0 else 0.0",
+        f"{TESTS} -k search_is_exact",
+    ),
+    (
+        "the search passes over too many points",
+        METRIC,
+        "_SLACK = 30_000, 5, 0.5",
+        "_SLACK = 30_000, 5, 3.0",
+        f"{TESTS} -k search_is_exact",
+    ),
+    (
+        "a fit that goes on searches neighbours at the hyperparameters of its last step",
+        OBJECTIVES,
+        "return self.prepared(problem, kept",
+        "return state; self.prepared(problem, kept",
+        "tests/contracts/test_checkpoints.py -k nngp-inducing",
+        True,
     ),
 ]

@@ -10,14 +10,15 @@ OPTIMUM = _TESTS + "'bayesian_linear or known_at_support'"
 RELEVANCE = "tests/models/sampled/test_relevance.py"
 BOUNDS = "tests/models/sampled/test_qsgp_bounds.py -k "
 STEPPER = "models/sampled/_stepper.py"
+BATCH = "models/sampled/_batch.py"
 ESTIMATES = "models/sampled/_estimates.py"
 
 MUTANTS = [
     (
         "one draw for both members",
         STEPPER,
-        "left, right = self._draw(X), self._draw(X)",
-        "left = right = self._draw(X)",
+        "left, right, third = self._draw(), self._draw(), None",
+        "left = right = self._draw(); third = None",
         ONE_STEP,
         True,
     ),
@@ -55,8 +56,8 @@ MUTANTS = [
     (
         "one draw's scale for all rows",
         STEPPER,
-        "0.5 * draw.data.scale * draw",
-        "0.5 * draw",
+        "draw.data.scale * (pull + 0.5 * draw",
+        "(pull + 0.5 * draw",
         ONE_STEP,
     ),
     (
@@ -68,7 +69,7 @@ MUTANTS = [
     ),
     (
         "the diagonal left out of the variance",
-        STEPPER,
+        BATCH,
         "return (sum(parts) / len(parts))[:, None]",
         "return 0 * (sum(parts) / len(parts))[:, None]",
         STEPS,
@@ -110,9 +111,9 @@ MUTANTS = [
     ),
     (
         "hyperparameters forget the diagonal",
-        STEPPER,
-        "square=scale * (third",
-        "square=0 * (third",
+        BATCH,
+        "square = task.third.scale * (third",
+        "square = 0 * (third",
         THETA,
     ),
     (
@@ -160,8 +161,15 @@ MUTANTS = [
     (
         "Newton steps with half of the curvature",
         "models/sampled/_exact.py",
-        "curvature = -2 * noise.terms(Y, f, std.square()).d_variance",
-        "curvature = -noise.terms(Y, f, std.square()).d_variance",
+        "(-2 * terms.d_variance / rows.Y.shape[1] * rows.phi)",
+        "(-terms.d_variance / rows.Y.shape[1] * rows.phi)",
         _TESTS + "newton_steps",
+    ),
+    (
+        "the noise of kernel functions at all rows stays at its bound",
+        "models/sampled/_start.py",
+        "best = self._below_the_noise_bound(best)",
+        "pass",
+        "tests/models/sampled/test_fits.py -k without_noise",
     ),
 ]

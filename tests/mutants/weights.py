@@ -259,14 +259,14 @@ MUTANTS = [
     (
         "held-out rows of deep kernels count once",
         DEEP + "_objective.py",
-        "losses = losses * (counts / counts.mean())[:, None]",
-        "pass",
+        "self.counts is None else self.counts\n        weight",
+        "True else self.counts\n        weight",
         f"{ORACLES} -k deep",
     ),
     (
         "batches of deep kernels count merged rows once",
         DEEP + "_stepper.py",
-        "phi, Y = phi * self._root(index)[:, None], Y * self._root(index)[:, None]",
+        "phi, Y = phi * root, Y * root",
         "pass",
         f"{ORACLES} -k deep",
         True,
@@ -340,5 +340,13 @@ MUTANTS = [
         "phi, Y = phi * root, Y * root",
         "pass",
         "tests/models/sampled/test_moments.py -k counts",
+    ),
+    (
+        "batches of many rows are in single precision",
+        "models/inducing/_plan.py",
+        "threshold=n)",
+        "threshold=3000)",
+        "tests/models/inducing/test_svgp.py -k little_noise",
+        True,
     ),
 ]

@@ -11,5 +11,5 @@ torch.set_num_threads(1)
 
 import torch.distributed  # noqa: E402
 
-import skscalablegp  # noqa: E402, F401
+import skscalablegp  # noqa: E402
 import skscalablegp.ranks  # noqa: E402, F401

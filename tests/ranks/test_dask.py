@@ -16,6 +16,7 @@ import pandas as pd
 import pytest
 from dask.delayed import delayed
 from dask.highlevelgraph import HighLevelGraph
+from dask.sizeof import sizeof
 from distributed import Client, LocalCluster
 from sklearn.base import clone
 from sklearn.compose import make_column_transformer
@@ -28,8 +29,14 @@ import skscalablegp.dask as gp
 from skscalablegp import (
     IterativeGPRegressor,
     KISSGPRegressor,
+    NNGPRegressor,
+    PoERegressor,
+    QSGPClassifier,
+    QSGPRegressor,
     RFFRegressor,
+    SCGDDKLRegressor,
     SGPRRegressor,
+    StackedGPRegressor,
     SVGPClassifier,
     SVGPRegressor,
 )
@@ -132,6 +139,12 @@ STAYING = {
     "points": SGPRRegressor(n_inducing=20, max_iter=2, **SUMS),
     "batches": SVGPRegressor(n_inducing=20, max_iter=4, batch_size=400, **SUMS),
     "grids": KISSGPRegressor(grid_size=20, structure="additive", max_iter=2, **SUMS),
+    "sampled functions": QSGPRegressor(
+        n_components=300, inference="stochastic", dtype="float64", max_iter=5, random_state=0
+    ),
+    "deep": SCGDDKLRegressor(
+        feature_extractor=(8, 4), dtype="float64", max_epochs=1, batch_size=200, **SUMS
+    ),
 }
 
 
@@ -171,7 +184,7 @@ def test_rows_stay_on_one_worker(single, monkeypatch):
     [
         *((name, CHUNKS) for name in STAYING),
         # One worker has a single row, or none.
-        ("batches", (1500, 1)),
+        *((name, (1500, 1)) for name in ("batches", "sampled functions", "deep")),
         ("points", (1501, 0)),
     ],
 )
@@ -196,6 +209,51 @@ def test_estimators_that_need_all_rows_are_refused(single):
     for model in (iterative(), make_pipeline(features())):
         with pytest.raises(ValueError, match="needs all rows in one process"):
             gp.fit(single, model, X, X[:, 0], rows="own")
+
+
+# ---------------------------------------------------------------- joblib on Dask
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "model",
+    [
+        NNGPRegressor(n_neighbors=16, subset_size=100, max_iter=3, **SUMS),
+        PoERegressor(expert_size=300, max_iter=3, **SUMS),
+    ],
+)
+def test_neighbours_and_experts_of_joblib_jobs(client, model, monkeypatch):
+    """The fits agree, workers do parts of the work, and the table is sent once."""
+    X, y = table(d=40)
+    X[:, 3:] *= 0.01
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        alone = clone(model).fit(X, y)
+        expected = alone.predict(X[:200], return_std=True)
+        sent, scatter = [], Client.scatter
+
+        def counted(self, data, **settings):
+            sent.append(sizeof(data))
+            return scatter(self, data, **settings)
+
+        monkeypatch.setattr(Client, "scatter", counted)
+        before = client.run(executed)
+        with joblib.parallel_backend("dask", client=client):
+            fitted = clone(model).fit(X, y)
+            found = fitted.predict(X[:200], return_std=True)
+    np.testing.assert_allclose(fitted.kernel_.theta, alone.kernel_.theta, rtol=0, atol=1e-6)
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-6)
+    after = client.run(executed)
+    assert all(after[worker] > before[worker] for worker in before)
+    # The fit, its calibration and the predictions have the rows in common; neighbours are sent with
+    # the rows around which they are.
+    near = 3 * len(X) * 16 * 8 if isinstance(model, NNGPRegressor) else 0
+    assert sum(size > 0.5 * X.nbytes for size in sent) == (near > 0)
+    assert X.nbytes < sum(sent) < 1.3 * (X.nbytes + y.nbytes) + near
+
+
+def executed(dask_worker):
+    return dask_worker.state.executed_count
 
 
 # ---------------------------------------------------------------- data frames
@@ -372,6 +430,38 @@ def test_ranks_need_processes_of_their_own():
         rows, target = (spread(client, a, (50, 50)) for a in (X, y))
         with pytest.raises(ValueError, match="share a process"):
             gp.fit(client, features(), rows, target)
+
+
+@pytest.mark.slow
+def test_members_of_a_stack_are_jobs_of_the_cluster(client):
+    """The result equals that of one process, and the workers fit the members."""
+    X, y = table(300)
+    members = [("features", features()), ("near", NNGPRegressor(n_neighbors=8, n_centers=20))]
+    stack = StackedGPRegressor(members, random_state=0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        alone = clone(stack).fit(X, y)
+        before = client.run(executed)
+        with joblib.parallel_config(backend="dask"):
+            fitted = clone(stack).set_params(n_jobs=2).fit(X, y)
+    after = client.run(executed)
+    assert sum(after.values()) >= sum(before.values()) + 2
+    np.testing.assert_allclose(fitted.weights_, alone.weights_, rtol=0, atol=1e-6)
+    found, expected = (model.predict(X[:50], return_std=True) for model in (fitted, alone))
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-6)
+
+
+@pytest.mark.slow
+def test_labels_stay_on_two_workers(client):
+    X, y = table()
+    labels = np.where(y > np.median(y), "high", "low")
+    model = QSGPClassifier(n_components=40, random_state=0)
+    rows, targets = (spread(client, a) for a in (X, labels))
+    fitted = gp.fit(client, model, rows, targets, rows="own")
+    alone = clone(model).fit(X, labels)
+    assert list(fitted.classes_) == ["high", "low"] and fitted.fit_report_.ranks == 2
+    found, expected = fitted.predict_proba(X), alone.predict_proba(X)
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-6)
 
 
 @pytest.mark.slow

@@ -24,7 +24,7 @@ from skscalablegp._calls import shareable
 from skscalablegp.kernels import compile_kernel
 from skscalablegp.linalg.operators import KernelOperator, SharedOperator, kernel_operator
 from skscalablegp.ranks import RankError, leading
-from skscalablegp.ranks._group import Group
+from skscalablegp.ranks._group import Group, _Waits
 
 KERNEL = ConstantKernel(1.3) * Matern([0.6, 1.1, 2.0], nu=1.5) + WhiteKernel(0.2)
 
@@ -276,27 +276,25 @@ def ask(question):
 
 
 class Ending:
-    """A message that ends between the end of a wait and the question whether it has ended."""
+    """A message that ends, or fails, when it is waited for without a limit."""
 
     def __init__(self, failure=None):
         self.failure = failure
 
-    def wait(self, limit=None):
-        if limit is not None:
-            raise RuntimeError("Operation timed out!")
+    def wait(self):
         if self.failure:
             raise RuntimeError(self.failure)
 
-    def is_completed(self):
-        return True
 
-
-def test_a_message_may_end_just_after_a_look():
+def test_a_message_that_fails_is_blamed_on_a_rank():
     group = Group.__new__(Group)
-    group._wait(Ending())
+    group._waits = _Waits()
     group.life = SimpleNamespace(blame=lambda error: RankError(f"blamed: {error}"))
-    with pytest.raises(RankError, match="blamed: closed by peer"):
-        group._wait(Ending("closed by peer"))
+    for _ in range(2):
+        group._do(Ending)
+        with pytest.raises(RankError, match="blamed: closed by peer"):
+            group._do(Ending, "closed by peer")
+    group._waits.close()
 
 
 def message_of_the_late():
@@ -311,6 +309,23 @@ def test_a_message_may_come_late():
     """Waits look every half second whether all ranks live, which must not end a message."""
     answers = launch(2, message_of_the_late, seconds=60)
     assert answers == [(0, [1.0, 2.0, 3.0]), (0, None)]
+
+
+def call_of_one():
+    with distribute(patience=1.0) as ranks:
+        if ranks.rank == 1:
+            time.sleep(6)
+        else:
+            begun = time.monotonic()
+            try:
+                RFFRegressor(optimizer=None).fit(*table(30))
+            except RankError as error:
+                return str(error), time.monotonic() - begun
+
+
+def test_patience_with_a_rank_that_makes_no_call():
+    (_, (text, seconds)), _ = launch(2, call_of_one, seconds=60)
+    assert "rank 1 did not make this call within 1 s" in text and seconds < 5
 
 
 def message_of_the_dead():
@@ -476,6 +491,8 @@ def test_programs_of_the_documentation_run_under_torchrun(tmp_path, name, said, 
 
 def test_group_alone_shares_nothing_and_context_needs_one():
     with pytest.raises(RuntimeError, match="torchrun"), distribute():
+        pass
+    with pytest.raises(ValueError, match="patience"), distribute(patience=0):
         pass
     with pytest.raises(ValueError, match="timeout"), distribute(timeout=-1):
         pass

@@ -1,18 +1,20 @@
 """Tables and sources of rows, with their scaling."""
 
 from ._merging import Merged, merged, row_hashes
+from ._row_work import RowWork, SharedWork
 from ._rows import (
     BLOCK_ROWS,
+    MOVED,
     Moments,
     RowSource,
     Scaling,
     column_limits,
     column_moments,
-    column_ranges,
     column_spread,
     far_rows,
     limit_rows,
     limited,
+    ranges_within,
     repeated_moments,
     rows_beyond,
     shuffled,
@@ -21,7 +23,7 @@ from ._rows import (
     weighted_moments,
 )
 from ._shared_table import SharedTable
-from ._subsets import centroid_subsets, random_rows
+from ._subsets import RandomOrder, centroid_subsets, random_rows
 from ._table import (
     Table,
     known_noise,

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Generator, Tensor
+
+from ._row_work import RowWork
+from ._subsets import RandomOrder
 
 # Number of rows in one block of a pass over the data.
 BLOCK_ROWS = 16_384
@@ -89,7 +93,7 @@ def ranges_within(
 ) -> tuple[np.ndarray, np.ndarray]:
     """The lowest and the highest entry of each column that is within the limits."""
     ends = []
-    for start in range(0, len(X), BLOCK_ROWS):
+    for start in range(0, max(len(X), 1), BLOCK_ROWS):
         part = np.asarray(X[start : start + BLOCK_ROWS], dtype=np.float64)
         near = (part >= limits[0]) & (part <= limits[1])
         ends.append(
@@ -291,7 +295,26 @@ class RowSource:
         size = torch.finfo(self.dtype).bits // 8
         if self._resident is not None or (self.X.size + self.Y.size) * size > _RESIDENT_BYTES:
             return self
-        return replace(self, _resident=self.rows(slice(None)))
+        on: dict = {"dtype": self.dtype, "device": self.device}
+        parts = torch.empty(self.X.shape, **on), torch.empty(self.Y.shape, **on)
+        for start in range(0, len(self), BLOCK_ROWS):
+            some = slice(start, start + BLOCK_ROWS)
+            for part, rows in zip(parts, self.rows(some), strict=True):
+                part[some] = rows
+        return replace(self, _resident=parts)
+
+    def converted(self, dtype: torch.dtype, device: torch.device | None = None) -> RowSource:
+        """The same rows in another precision, held as tensors no more."""
+        device = self.device if device is None else device
+        return replace(self, dtype=dtype, device=device, _resident=None)
+
+    def here(self) -> RowSource:
+        """The rows in this process."""
+        return self
+
+    def held(self, make: Callable[..., Any], *args: Any, tensors: Sequence[Tensor] = ()) -> RowWork:
+        """``make(source, *args, *tensors)``, which answers for the rows."""
+        return RowWork(make(self, *args, *tensors))
 
     def subset(self, index: np.ndarray) -> RowSource:
         """Some of the rows, in the same units."""
@@ -313,6 +336,19 @@ class RowSource:
         X = torch.as_tensor(_scaled(self.X[index], s.x_mean, s.x_scale))
         Y = torch.as_tensor(_scaled(self.Y[index], s.y_mean, s.y_scale))
         return X.to(self.device, self.dtype), Y.to(self.device, self.dtype)
+
+    def originals(self, index: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Some rows in their own units, and their targets."""
+        return np.array(self.X[index]), np.array(self.Y[index])
+
+    def ranges(self) -> tuple[np.ndarray, np.ndarray]:
+        """The lowest and the highest entry of each column, as `column_ranges`."""
+        return column_ranges(self.X)
+
+    @property
+    def noisy(self) -> bool:
+        """Whether there is known noise."""
+        return self.noise is not None
 
     def known(self, index: np.ndarray | Tensor | slice) -> Float[Tensor, " m"] | float:
         """Known noise variances of some rows; 0 without known noise."""
@@ -357,10 +393,11 @@ class _Shuffled(Iterator[Tensor]):
 
     def __init__(self, n: int, size: int, generator: Generator):
         self._n, self._size, self._generator = n, size, generator
-        self._order, self._at = torch.empty(0, dtype=torch.int64), 0
+        # The state of an order; before the first batch there is none.
+        self._order, self._at = torch.empty(0, dtype=torch.int64), n
 
     def __next__(self) -> Tensor:
-        if self._at + self._size > len(self._order):
-            self._order, self._at = torch.randperm(self._n, generator=self._generator), 0
+        if self._at + self._size > self._n:
+            self._order, self._at = RandomOrder.drawn(self._n, self._generator).state, 0
         self._at += self._size
-        return self._order[self._at - self._size : self._at]
+        return RandomOrder(self._n, self._order)[self._at - self._size : self._at]

@@ -245,7 +245,7 @@ def rows_beyond_limits(table: Table, limits: tuple[np.ndarray, np.ndarray]) -> n
 
 
 def _noises(table: Table) -> tuple[float, float]:
-    return float(table.noise.min()), float(table.noise.max())
+    return float(table.noise.min(initial=np.inf)), float(table.noise.max(initial=0.0))
 
 
 def problem_spread(problem: GPProblem, columns: np.ndarray) -> np.ndarray:
@@ -282,7 +282,10 @@ def _problem_squares(problem: GPProblem) -> float:
 
 
 def _problem_ends(problem: GPProblem) -> tuple[torch.Tensor, torch.Tensor]:
-    return problem.Y.amin(0).cpu(), problem.Y.amax(0).cpu()
+    # A rank may have no rows.
+    ends = problem.Y.new_full((1, problem.Y.shape[1]), torch.inf)
+    low, high = torch.cat([problem.Y, ends]).amin(0), torch.cat([problem.Y, -ends]).amax(0)
+    return low.cpu(), high.cpu()
 
 
 def n_columns(X: np.ndarray) -> int:

@@ -12,7 +12,7 @@ from ._base import (
     without_own,
 )
 from ._densities import normal_log_density
-from ._draws import Moved, WeightDraws, normal, prior_draws
+from ._draws import MeanDraws, Moved, WeightDraws, normal, prior_draws
 from ._exact import ExactPosterior
 from ._features import FeaturePosterior, FeatureWeights, inverse_root
 from ._kernel import KernelPosterior

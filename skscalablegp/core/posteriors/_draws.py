@@ -23,25 +23,30 @@ class WeightDraws(nn.Module):
     features : nn.Module
         Maps rows (m, d) to (m, q).
     weights : Tensor of shape (q, t, s)
-    transform : nn.Module, optional
-        Applied to rows first.
     """
 
     weights: Tensor
 
-    def __init__(
-        self,
-        features: nn.Module,
-        weights: Float[Tensor, "q t s"],
-        transform: nn.Module | None = None,
-    ):
+    def __init__(self, features: nn.Module, weights: Float[Tensor, "q t s"]):
         super().__init__()
-        self.features, self.transform = features, transform or nn.Identity()
+        self.features = features
         self.register_buffer("weights", weights.detach().double().cpu())
 
     def forward(self, X: Float[Tensor, "m d"]) -> Float[Tensor, "m t s"]:
-        phi = self.features(self.transform(X))
-        return (phi @ self.weights.flatten(1)).unflatten(1, self.weights.shape[1:])
+        return (self.features(X) @ self.weights.flatten(1)).unflatten(1, self.weights.shape[1:])
+
+
+class MeanDraws(nn.Module):
+    """Means of a module whose targets are (t, s) draws."""
+
+    module: Any
+
+    def __init__(self, module: nn.Module, shape: tuple[int, int]):
+        super().__init__()
+        self.module, self._shape = module, shape
+
+    def forward(self, X: Float[Tensor, "m d"]) -> Float[Tensor, "m t s"]:
+        return self.module.mean(X).unflatten(1, self._shape)
 
 
 class Moved(nn.Module):
@@ -76,7 +81,6 @@ def prior_draws(
     theta: Float[Tensor, " p"],
     shape: tuple[int, int],
     generator: torch.Generator,
-    transform: Any = None,
 ) -> WeightDraws:
     """Draws of the prior from random features, (t, s) functions.
 
@@ -93,4 +97,4 @@ def prior_draws(
             "fixed rows."
         ) from None
     weights = normal(features.n_features, *shape, generator=generator)
-    return WeightDraws(features.module(theta), weights, transform)
+    return WeightDraws(features.module(theta), weights)

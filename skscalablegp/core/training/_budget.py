@@ -17,6 +17,8 @@ ENDINGS = ("interrupted", "callback", "max_seconds")
 
 # The part that gives the result has at least this share of the limit, even if no time is left.
 _LEAST_FOR_RESULT = 0.1
+# A further part of equal rank does not begin with less than this share of the limit.
+_LEAST_FOR_ANOTHER = 0.02
 
 # Shares of the time that is left. Parts that follow one another take theirs in turn.
 SHARES = {
@@ -25,14 +27,36 @@ SHARES = {
     "weights": 0.2,
     "final solve": 0.3,
     "first solve": 0.5,
-    # The comparison of starts before training on a grid.
-    "grid start": 0.25,
+    # Of the time for the solve behind predictions, if neighbours correct what it has left.
+    "solve of the mean": 0.75,
+    # The comparison of starts before training on a grid or of a network.
+    "start": 0.25,
     # A larger preconditioner for the solve of the targets.
     "preconditioner": 0.5,
     # A mean function: the process alone; its cross-fitting; and the process on its errors.
     "process alone": 0.4,
     "cross-fitting": 0.5,
     "process on errors": 0.9,
+    # Whether columns with heavy tails become normal scores, before the first process.
+    "normal scores": 0.15,
+    # Members without the held-out rows, of a stack and of automatic estimators; the noise model of
+    # classes needs no time.
+    "stacked members": 0.7,
+    "members": 0.6,
+    "members for classes": 0.65,
+    # Of the time of one member: its fit, and at least for its predictions of held-out rows; for
+    # leave-one-out predictions with means of folds; and for each later fold at least.
+    "fit": 0.7,
+    "held-out rows": 0.3,
+    "leave one out": 0.5,
+    "fold": 0.1,
+    # All rounds of a regressor whose noise is learned, and the noise model.
+    "rounds": 0.85,
+    "noise": 0.5,
+    # Noise models of an automatic estimator, if fits to all rows leave them so much.
+    "most noise": 0.9,
+    # A fit to all rows, after which a little time is left to end in.
+    "all rows": 0.999,
 }
 
 
@@ -92,6 +116,11 @@ class Budget:
         left = self.left
         return left is None or left > seconds
 
+    @property
+    def nearly_spent(self) -> bool:
+        """Whether too little time is left to begin another part of equal rank."""
+        return not self.allows(_LEAST_FOR_ANOTHER * (self.limit or 0.0))
+
     def check(self) -> None:
         """Raise StopTraining if no time is left."""
         if self.left == 0:
@@ -102,6 +131,16 @@ class Budget:
         share, left = SHARES[part] if isinstance(part, str) else part, self.left
         return Budget(None if left is None else share * left, self)
 
+    def at_least(self, part: str) -> Budget:
+        """What is left of this share, but at least a part of it, of the time of the whole fit."""
+        fit = self
+        while fit._outer is not None:
+            fit = fit._outer
+        if self.limit is None:
+            return fit.share(1.0)
+        wanted = max(self.left or 0.0, SHARES[part] * self.limit)
+        return fit.share(min(wanted / max(fit.left or 0.0, 1e-9), 1.0))
+
     def reserve(self, part: str | float) -> None:
         """Keep time for the work after training: a share of the limit by name, or seconds.
 
@@ -111,12 +150,15 @@ class Budget:
             seconds = SHARES[part] * self.limit if isinstance(part, str) else part
             self.reserved = min(seconds, 0.5 * self.limit)
 
-    def for_result(self) -> float | None:
-        """Seconds for the part that gives the result: what is left, but at least a tenth of all."""
-        left = self.left
+    def for_result(self, part: str | float = 1.0) -> float | None:
+        """Seconds for the part that gives the result, or a share of them by name.
+
+        They are what is left, but at least a tenth of all.
+        """
+        left, share = self.left, SHARES[part] if isinstance(part, str) else part
         if self.limit is None or left is None:
             return None
-        return max(left, _LEAST_FOR_RESULT * self.limit)
+        return share * max(left, _LEAST_FOR_RESULT * self.limit)
 
     def reserve_for(self, work: Callable[[], Any], times: float) -> None:
         """Reserve the time of `times` calls of `work`, which is called once if there is a limit."""

@@ -309,6 +309,9 @@ def _unpacked(found: dict[str, Any]) -> Iterator[tuple[np.ndarray, Evaluated | N
         raise ModelFileError("a record of evaluations is incomplete")
     if not np.isfinite(thetas).all() or not np.isfinite(grads).all():
         raise ModelFileError("a record of evaluations is not finite")
+    # A first evaluation without a factor ends its fit, so that no record begins with one.
+    if len(numbers) and numbers[0, -1]:
+        raise ModelFileError("a record of evaluations begins with one that failed")
     for theta, grad, row, solve in zip(thetas, grads, numbers, found["solves"], strict=True):
         value, residual, probe_residual, epochs, seconds, failed = row.tolist()
         summary = None if solve is None else SolveSummary(Status(solve[0]), *solve[1:])

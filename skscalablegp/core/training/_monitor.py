@@ -172,6 +172,11 @@ class Monitor:
         if self.verbose and total is not None:
             self._bar = tqdm(total=total, desc=f"fit ({stage})", unit="step", leave=True)
 
+    @property
+    def in_stage(self) -> bool:
+        """Whether a stage is under way."""
+        return self._stage is not None
+
     def adds(self, name: str) -> None:
         """Add a term to the name of this stage's objective."""
         self._objective = f"{self._objective} + {name}"

@@ -149,15 +149,17 @@ class LBFGS(BaseEstimator, Optimizer):
 
     Parameters
     ----------
-    tol : float, default=1e-6
+    tol : float, default=1e-8
         Relative improvement of the objective at which the optimiser ends (SciPy's ``ftol``).
+        Training begins at a start that some steps have improved, from where a larger tolerance
+        would end the slow way along a ridge.
     scaled : bool, default=True
         Whether to scale the objective; False makes the same steps as scikit-learn.
     """
 
     exact_only = True
 
-    def __init__(self, tol: float = 1e-6, *, scaled: bool = True):
+    def __init__(self, tol: float = 1e-8, *, scaled: bool = True):
         self.tol = tol
         self.scaled = scaled
 

@@ -24,8 +24,11 @@ _MAX_BACKTRACKS = 8
 _LOST = 30.0
 # Acceptable remaining gain if gradients are estimates, in units of `gain_tol`.
 _NOISE = 10.0
-# Relative rounding error of objective values.
-ROUNDING = 1e-12
+# Relative rounding error of objective values: the condition number of the matrix, here up to 1e6,
+# times that of a number in double precision.
+ROUNDING = 1e-10
+# Variables whose steps exceed their bounds by this share of the largest excess are held together.
+_TOGETHER = 0.9
 # A variable at this distance from a bound counts as on the bound.
 _SLACK = 1e-10
 # The Fisher information is computed again after a change of a log hyperparameter by the first
@@ -34,8 +37,9 @@ _REFRESH, _REFRESH_AT_END = 2.0, 0.1
 # Added to its diagonal, in nats: flat directions, such as the length scale of a column that does
 # not matter, have no optimum.
 _FLAT = 0.1
-# Rows for it: the first number divided by the number of hyperparameters, at least the second one.
-_ROWS_TIMES_PARAMETERS, _FEWEST_ROWS = 12_000, 120
+# Rows for it: the first number divided by the number of hyperparameters, at least the second one,
+# and at most the third.
+_ROWS_TIMES_PARAMETERS, _FEWEST_ROWS, _MOST_ROWS = 12_000, 120, 300
 # With its curvature, the steps of more hyperparameters than the second number end at this fraction
 # of `gain_tol`.
 _PRECISE, _FEW_PARAMETERS = 0.05, 10
@@ -169,15 +173,20 @@ class QuasiNewton(BaseEstimator, Optimizer):
         known = getattr(evaluate, "informed", False)
         if self.information_rows == 0 or not known or len(theta) == 0:
             return None
-        fewest = max(_FEWEST_ROWS, _ROWS_TIMES_PARAMETERS // len(theta))
         try:
             # The rows do not depend on the seed, because exact fits do not depend on one.
-            generator, rows = Generator().manual_seed(0), min(self.information_rows, fewest)
+            generator = Generator().manual_seed(0)
+            rows = rows_of_information(len(theta), self.information_rows)
             information = evaluate.information(theta, rows, generator)
             metric = np.linalg.inv(information + _FLAT * np.eye(len(theta)))
         except np.linalg.LinAlgError:
             return None
         return metric if np.isfinite(metric).all() else None
+
+
+def rows_of_information(p: int, most: int = _MOST_ROWS) -> int:
+    """Number of rows for the Fisher information of p hyperparameters."""
+    return min(most, max(_FEWEST_ROWS, _ROWS_TIMES_PARAMETERS // p))
 
 
 def _known(metric: np.ndarray | None, otherwise: np.ndarray) -> np.ndarray:
@@ -191,35 +200,42 @@ def _first_metric(grad: np.ndarray) -> np.ndarray:
 def _direction(
     B: np.ndarray, theta: np.ndarray, grad: np.ndarray, bounds: np.ndarray
 ) -> tuple[np.ndarray, bool]:
-    """B grad for the variables that are free to move, and whether the step is not shortened."""
-    at_lower = theta <= bounds[:, 0] + _SLACK
-    at_upper = theta >= bounds[:, 1] - _SLACK
-    free = ~((at_lower & (grad < 0)) | (at_upper & (grad > 0)))
-    while True:
-        step = np.zeros_like(theta)
-        step[free] = _reduced(B, free) @ grad[free]
-        # Coupling to others may push a variable out of its bounds against its own slope.
-        outward = (at_lower & (step < 0)) | (at_upper & (step > 0))
-        if not outward.any():
+    """The step to the top of the parabola within the bounds, and whether it is not shortened.
+
+    A variable that would pass a bound moves to it, and the others take the best step given this
+    one. Without this, each of many length scales that reach their bound, one after the other, would
+    shorten the steps of all. The step of all variables is shortened together where the longest one
+    exceeds one, beyond which the curvature changes: its direction then remains.
+    """
+    low, high = np.minimum(bounds.T - theta, 0.0)[0], np.maximum(bounds.T - theta, 0.0)[1]
+    held = ((low >= -_SLACK) & (grad < 0)) | ((high <= _SLACK) & (grad > 0))
+    step = np.zeros_like(theta)
+    while not held.all():
+        free = ~held
+        inner, coupled = _reduced(B, held)
+        step[free] = inner @ grad[free] + coupled @ step[held]
+        limit = np.maximum(np.where(step > 0, high, -low), _SLACK)
+        excess = np.where(free, np.abs(step) / limit, 0.0)
+        if excess.max() <= 1:
             break
-        free &= ~outward
-    # The step ends at the longest step or the first bound, beyond which the curvature changes.
-    with np.errstate(divide="ignore", invalid="ignore"):
-        room = np.where(step > 0, bounds[:, 1] - theta, theta - bounds[:, 0])
-        ratios = np.concatenate([room, np.full(len(step), _LONGEST_STEP)]) / np.tile(
-            np.abs(step), 2
-        )
-    shortened = min(1.0, float(np.nanmin(ratios, initial=1.0)))
-    return step * shortened, shortened == 1.0
+        # Given these steps, the others may remain within their bounds.
+        over = excess > max(1.0, _TOGETHER * excess.max())
+        step[over] = np.clip(step, low, high)[over]
+        held |= over
+    if not grad @ step > 0:
+        # The steps of variables that are held may cost more than the others gain.
+        step = np.clip(B.diagonal() * grad, low, high)
+    longest = float(np.abs(step).max(initial=0.0))
+    return step / max(1.0, longest / _LONGEST_STEP), longest < _LONGEST_STEP
 
 
-def _reduced(B: np.ndarray, free: np.ndarray) -> np.ndarray:
-    """The inverse Hessian of the free variables while the others are held fixed."""
-    held = ~free
+def _reduced(B: np.ndarray, held: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The inverse Hessian of the free variables, and their response to steps of the others."""
+    free = ~held
     if not held.any():
-        return B
-    coupling = B[np.ix_(free, held)]
-    return B[np.ix_(free, free)] - coupling @ np.linalg.solve(B[np.ix_(held, held)], coupling.T)
+        return B, np.zeros((len(B), 0))
+    coupled = np.linalg.solve(B[np.ix_(held, held)], B[np.ix_(held, free)]).T
+    return B[np.ix_(free, free)] - coupled @ B[np.ix_(held, free)], coupled
 
 
 def _search(evaluate, theta, value, predicted, step, bounds):

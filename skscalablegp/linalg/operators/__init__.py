@@ -5,5 +5,5 @@ from ._bound import bind
 from ._kernel import CrossOperator, KernelOperator, Workspace, tile_size
 from ._prior import prior_values
 from ._products import choose_products, compiler_for
-from ._sets import kernel_between_sets, kernel_of_sets
+from ._sets import fill_upper, kernel_between_sets, kernel_of_sets
 from ._shared import SharedOperator, kernel_operator

@@ -102,6 +102,8 @@ class KernelOperator(LinearOperator):
         that torch compiles, or by KeOps. Kernels without the formulas for it are computed in tiles.
     counts : Tensor of shape (n,), optional
         Numbers by which all noise is divided, those of equal rows for which a row stands.
+    tile : int, optional
+        Rows and columns of a tile; those of `tile_size` by default.
 
     Raises
     ------
@@ -117,7 +119,7 @@ class KernelOperator(LinearOperator):
     cores.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 (one for each setting)
         self,
         kernel: TorchKernel,
         theta: Float[Tensor, " p"],
@@ -128,6 +130,7 @@ class KernelOperator(LinearOperator):
         workspace: Workspace | None = None,
         products: str = "tiles",
         counts: Float[Tensor, " n"] | None = None,
+        tile: int | None = None,
     ):
         super().__init__(len(X), X.dtype, X.device)
         self.kernel = kernel
@@ -144,7 +147,7 @@ class KernelOperator(LinearOperator):
         self._keep = keep
         self._workspace = workspace or Workspace()
         self._H: Tensor | None = None
-        self._use_tiles(tile_size(X.device))
+        self._use_tiles(tile or tile_size(X.device))
         self.products = products
         self._fused, self._lazy = self._means(products)
         # A user's own NumPy kernel may not be thread-safe, and holds the interpreter's lock anyway.

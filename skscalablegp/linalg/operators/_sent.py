@@ -28,6 +28,7 @@ class SentOperator(KernelOperator):
     workspace : Workspace, optional
         Of the CPU. That of the device is `Workspace.beside`.
     counts : Tensor of shape (n,), optional
+    tile : int, optional
     **settings : dict
         How the device multiplies: `keep` and `products` of `KernelOperator`.
     """
@@ -42,17 +43,23 @@ class SentOperator(KernelOperator):
         on: torch.device,
         workspace: Workspace | None = None,
         counts: Float[Tensor, " n"] | None = None,
+        tile: int | None = None,
         **settings: Any,
     ):
-        workspace = workspace or Workspace()
-        super().__init__(kernel, theta, X, extra_noise, workspace=workspace, counts=counts)
+        own: dict[str, Any] = {
+            "workspace": workspace or Workspace(),
+            "counts": counts,
+            "tile": tile,
+        }
+        super().__init__(kernel, theta, X, extra_noise, **own)
         self._there = KernelOperator(
             kernel,
             theta,
             X.to(on, non_blocking=True),
             _sent(extra_noise, on),
-            workspace=workspace.beside(),
+            workspace=self._workspace.beside(),
             counts=_sent(counts, on),
+            tile=tile,
             **settings,
         )
 

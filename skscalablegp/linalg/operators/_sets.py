@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import reduce
 from typing import Any, cast
 
 import torch
@@ -16,6 +17,8 @@ _FAR = 1e15
 _WIDE = 32.0
 # The same, above which double precision loses the distances between the other rows.
 _LOST = 1e6
+# Rows of a set whose covariances are computed at a time, if only one triangle is needed.
+_STRIP = 64
 
 
 def kernel_of_sets(
@@ -32,11 +35,7 @@ def kernel_of_sets(
     b, k = Z.shape[:2]
     values: dict[Any, Tensor] = {}
     for leaf in _leaves(terms):
-        rows = leaf.seen(Z.reshape(b * k, -1)).reshape(b, k, -1)
-        scale = leaf.profile.factor**0.5 / leaf.length_scale.value_like(theta, Z)
-        A = _from_near(rows, scale).clamp(-_FAR, _FAR)
-        if not leaf.profile.kink and A.detach().square().sum(2).mean() <= _WIDE:
-            A = A.to(dtype)
+        A = _scaled(leaf, theta, Z, dtype)
         u = _SquaredDistances.apply(A, dtype).reshape(b * k, k)
         values[leaf] = leaf.at(theta, _root(u) if leaf.profile.kink else u)
     if not terms:
@@ -51,6 +50,67 @@ def kernel_of_sets(
             value = values[leaf].mul_(value) if reuse else values[leaf] * value
         total = value if total is None else total + value
     return total.expand(b * k, k).reshape(b, k, k)
+
+
+def fill_upper(
+    kernel: TorchKernel,
+    theta: Float[Tensor, " p"],
+    Z: Float[Tensor, "b k d"],
+    out: Float[Tensor, "b l l"],
+) -> None:
+    """Write k(Z_i, Z_i) at and above the diagonal to the first rows and columns of `out`.
+
+    Strips of rows stay in the cache of a core, and about half of the entries are computed. What is
+    below the diagonal is undefined. Not differentiable; otherwise as `kernel_of_sets`.
+    """
+    terms, (b, k) = kernel.stationary_terms(), Z.shape[:2]
+    if not terms:
+        out[:, :k, :k] = kernel_of_sets(kernel, theta, Z, out.dtype)
+        return
+    points = {leaf: _products(_scaled(leaf, theta, Z, out.dtype)) for leaf in _leaves(terms)}
+    weights = [float(term.amplitude(theta)) for term in terms]
+    for start in range(0, k, _STRIP):
+        some = slice(start, min(k, start + _STRIP))
+        values: dict[Any, Tensor] = {}
+        for leaf, (left, right) in points.items():
+            u = torch.bmm(left[:, some], right[:, start:].mT).to(out.dtype).clamp_min_(0)
+            u.diagonal(dim1=1, dim2=2).zero_()
+            u = u.flatten(0, 1)
+            values[leaf] = leaf.at(theta, u.sqrt_() if leaf.profile.kink else u)
+        part = out[:, some, start:k]
+        for number, (term, weight) in enumerate(zip(terms, weights, strict=True)):
+            if not term.leaves:
+                value = out.new_full((1, 1, 1), weight)
+            else:
+                first, *others = term.leaves
+                value = reduce(torch.mul, (values[leaf] for leaf in others), values[first])
+                value = value.unflatten(0, (b, -1))
+            # The last multiplication writes its result to where it belongs.
+            if number:
+                part.add_(value, alpha=weight if term.leaves else 1.0)
+            elif term.leaves:
+                torch.mul(value, weight, out=part)
+            else:
+                part.copy_(value.expand_as(part))
+
+
+def _scaled(
+    leaf: Stationary, theta: Float[Tensor, " p"], Z: Float[Tensor, "b k d"], dtype: torch.dtype
+) -> Float[Tensor, "b k c"]:
+    """Rows in units of the length scales, near zero; in double precision where `dtype` is few."""
+    b, k = Z.shape[:2]
+    rows = leaf.seen(Z.reshape(b * k, -1)).reshape(b, k, -1)
+    scale = leaf.profile.factor**0.5 / leaf.length_scale.value_like(theta, Z)
+    A = _from_near(rows, scale).clamp(-_FAR, _FAR)
+    narrow = not leaf.profile.kink and A.detach().square().sum(2).mean() <= _WIDE
+    return A.to(dtype) if narrow else A
+
+
+def _products(A: Float[Tensor, "b k c"]) -> tuple[Tensor, Tensor]:
+    """Two matrices whose products are the squared distances within each set."""
+    q = A.square().sum(2, keepdim=True)
+    one = torch.ones_like(q)
+    return torch.cat([A, q, one], 2), torch.cat([-2 * A, one, q], 2)
 
 
 def _from_near(rows: Float[Tensor, "b k d"], scale: Tensor) -> Float[Tensor, "b k d"]:
@@ -70,9 +130,8 @@ class _SquaredDistances(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, A: Tensor, dtype: torch.dtype) -> Tensor:
         ctx.save_for_backward(A)
-        q = A.square().sum(2, keepdim=True)
-        one = torch.ones_like(q)
-        u = torch.bmm(torch.cat([A, q, one], 2), torch.cat([-2 * A, one, q], 2).mT)
+        left, right = _products(A)
+        u = torch.bmm(left, right.mT)
         u = u.to(dtype).clamp_min_(0)
         u.diagonal(dim1=1, dim2=2).zero_()
         return u

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ...kernels import TorchKernel
 from ...ranks import Ranks, leading
-from ._kernel import CrossOperator, KernelOperator, Workspace, tile_size
+from ._kernel import CrossOperator, KernelOperator, tile_size
 from ._sent import SentOperator
 
 # Products of fewer rows gain nothing: 1,024 rows and 16 columns take 3.4 ms of processor time on
@@ -23,19 +23,16 @@ _LEAST_ROWS = 1024
 _TILES_A_RANK, _LEAST_TILE = 10, 128
 
 
-def kernel_operator(  # noqa: PLR0913 (one for each setting)
+def kernel_operator(
     kernel: TorchKernel,
     theta: Float[Tensor, " p"],
     X: Float[Tensor, "n d"],
     extra_noise: Float[Tensor, " n"] | None = None,
     *,
-    keep: bool = False,
-    workspace: Workspace | None = None,
-    products: str = "tiles",
-    counts: Float[Tensor, " n"] | None = None,
     products_on: torch.device | None = None,
+    **settings: Any,
 ) -> KernelOperator:
-    """H of this process, or of all ranks if they wait for its tasks; see `KernelOperator`.
+    """H of this process, or of all ranks if they wait for its tasks; settings of `KernelOperator`.
 
     With `products_on`, that device computes the products in single precision (`SentOperator`).
 
@@ -43,15 +40,13 @@ def kernel_operator(  # noqa: PLR0913 (one for each setting)
     code.
     """
     ranks = leading()
-    settings: dict[str, Any] = {"keep": keep, "workspace": workspace, "products": products}
-    settings["counts"] = counts
     if products_on is not None and X.dtype == torch.float32 and not kernel.numpy_code:
         return SentOperator(kernel, theta, X, extra_noise, on=products_on, **settings)
-    alone = len(X) < _LEAST_ROWS or kernel.numpy_code or products == "keops"
+    alone = len(X) < _LEAST_ROWS or kernel.numpy_code or settings.get("products") == "keops"
     if ranks is None or ranks.size == 1 or alone:
         return KernelOperator(kernel, theta, X, extra_noise, **settings)
-    tile = _tile_for(len(X), ranks.size, X.device)
-    return SharedOperator(kernel, theta, X, extra_noise, ranks=ranks, tile=tile, **settings)
+    settings["tile"] = _tile_for(len(X), ranks.size, X.device)
+    return SharedOperator(kernel, theta, X, extra_noise, ranks=ranks, **settings)
 
 
 def _tile_for(n: int, size: int, device: torch.device) -> int:
@@ -72,11 +67,10 @@ class SharedOperator(KernelOperator):
     Parameters
     ----------
     ranks : Ranks
-    tile : int
-        Rows and columns of a tile, the same at all ranks.
     **settings : dict
-        Of `KernelOperator`. With `keep` a rank stores its own tiles, n**2 / (2 p) numbers. Rank 0
-        alone adds the noise, so that the others have no `counts`.
+        Of `KernelOperator`; the `tile` is the same at all ranks. With `keep` a rank stores its own
+        tiles, n**2 / (2 p) numbers. Rank 0 alone adds the noise, so that the others have no
+        `counts`.
     """
 
     def __init__(
@@ -87,12 +81,10 @@ class SharedOperator(KernelOperator):
         extra_noise: Float[Tensor, " n"] | None = None,
         *,
         ranks: Ranks,
-        tile: int,
         **settings: Any,
     ):
         super().__init__(kernel, theta, X, extra_noise, **settings)
         self._ranks, self._number = ranks, -1
-        self._use_tiles(tile)
         self._stored: dict[tuple[int, int], Tensor] = {}
         self._precise: SharedOperator | None = None
         if self._keep:

@@ -10,12 +10,14 @@ from ..._named import named
 from ..operators import SelfAdjointOperator
 from ._base import IdentityPreconditioner, Preconditioner, PreconditionerConfig
 from ._nystrom import Nystrom
+from ._pic import PIC
 from ._pivoted_cholesky import PivotedCholesky
 
 PRECONDITIONERS = {
     "pivoted_cholesky": PivotedCholesky,
     "rpcholesky": lambda: PivotedCholesky(randomized=True),
     "nystrom": Nystrom,
+    "pic": PIC,
 }
 
 

@@ -14,7 +14,14 @@ from ._lanczos import Lanczos, lanczos, radau, stochastic_log_det
 from ._loop import solve
 from ._resolve import preconditioner_for, resolve_solver
 from ._solution import Solution, SolveSummary, Status
-from ._stopping import MaxEpochs, MaxIterations, MaxSeconds, Progress, RelativeResidual
+from ._stopping import (
+    MaxEpochs,
+    MaxIterations,
+    MaxSeconds,
+    Progress,
+    RelativeResidual,
+    StoppingRule,
+)
 
 for _module in iter_modules(__path__):
     import_module(f"{__name__}.{_module.name}")

@@ -6,6 +6,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,20 +17,18 @@ from sklearn.utils.validation import check_is_fitted
 from ..._compat import fit_context
 from ..._devices import precise_device
 from ...core import (
-    FEW_ROWS,
     NOISE_SHARE,
     ExactProcess,
     FitRun,
     MinibatchGPRegressorBase,
+    OwnRows,
+    SharedSource,
     StageSettings,
     data_scaled_kernel,
-    exact_check,
     fit_exactly,
-    input_weights,
-    rows_to_check,
+    own_rows,
     to_numpy,
     to_torch,
-    warn_if_rough,
 )
 from ...core.data import (
     BLOCK_ROWS,
@@ -44,6 +43,7 @@ from ...core.posteriors import FeaturePosterior, FeatureWeights, Posterior, Weig
 from ...core.training import train_steps
 from ...features import (
     check_features,
+    has_first_layer,
     make_network,
     network_from_numpy,
     network_to_numpy,
@@ -56,13 +56,18 @@ from ._features import DeepFeatures, make_deep_features
 from ._noise import LARGEST_NOISE, with_white_noise
 from ._plan import MOST_SCORES, DeepPlan, is_default
 from ._plan import plan as make_plan
-from ._source import exact_problem, noise_of, ranges, resident
+from ._source import (
+    check_roughness,
+    first_factors,
+    known_noise_of,
+    noise_of,
+    ranges,
+    resident,
+    split_rows,
+)
 from ._stepper import TrainingRows, WeightSpaceStepper, cosine
 from ._stream import KEPT_ROWS, repeated, sampled
 
-# The default is compared with the exact process of some rows if held-out rows keep at least this
-# share of their variance.
-_WELL_EXPLAINED = 0.1
 # Training has diverged if the log likelihood per row has fallen by this many nats.
 _LOSS = 0.05
 # The default kernel.
@@ -74,6 +79,7 @@ _OF_FEATURES = ("kernel", "feature_extractor", "activation", "n_components", "mi
 class DeepKernelRegressorBase(MinibatchGPRegressorBase):
     """A feature map, a gradient rule that subclasses choose, and a final exact pass."""
 
+    _sums_rows = True
     _needs_float64 = ""
 
     def _has_low_rank_form(self) -> bool:
@@ -88,7 +94,7 @@ class DeepKernelRegressorBase(MinibatchGPRegressorBase):
         """The rule that makes a gradient from a batch of m features."""
 
     def _batches(
-        self, source: RowSource, size: int, generator: torch.Generator
+        self, source: RowSource | SharedSource, size: int, generator: torch.Generator
     ) -> Callable[[], Iterator[torch.Tensor]]:
         """A function that makes iterators over row numbers."""
         return lambda: source.shuffled(size, generator)
@@ -127,19 +133,28 @@ class DeepKernelRegressorBase(MinibatchGPRegressorBase):
             When the work would not fit, before it starts.
         """
         with FitRun(self) as run:
-            X, Y = self._read_rows(X, y)
-            X, Y, noise_variance, _, counts = self._read_merged(X, Y, noise_variance, sample_weight)
-            plan = make_plan(self, len(X), products_on=run.machine.products_on)
+            ranks, counts = own_rows(), None
+            if ranks is None:
+                X, Y = self._read_rows(X, y)
+                X, Y, noise_variance, _, counts = self._read_merged(
+                    X, Y, noise_variance, sample_weight
+                )
+                n, new = len(X), partial(self._new_source, X, Y, noise_variance, counts=counts)
+            else:
+                own = OwnRows.read(ranks)
+                n, new = len(own), partial(self._own_source, own)
+            plan = make_plan(self, n, products_on=run.machine.products_on)
             run.follow(plan)
-            source = self._new_source(X, Y, noise_variance, plan.precision, run, counts)
+            source = new(plan.precision, run)
             if plan.exact_instead:
-                run.begin(X, Y, n_rows=source.n_rows)
+                source = source.here()
+                run.begin(source.X, source.Y, n_rows=source.n_rows)
                 self._fit_rows(source, run)
                 return self
             features = self._new_features(source, plan, run, run.generator)
-            rows = self._split(source, plan, run)
+            rows = split_rows(source, plan, self.validation_fraction, run)
             tensors = self._first_tensors(features, rows.source, plan, run, run.generator)
-            run.begin(X, Y, n_rows=source.n_rows)
+            run.begin(source.X, source.Y, n_rows=source.n_rows)
             steps = plan.max_epochs.value * plan.steps_per_epoch(len(rows.source))
             stepper = WeightSpaceStepper(
                 features.on(run.machine.products_on),
@@ -152,13 +167,13 @@ class DeepKernelRegressorBase(MinibatchGPRegressorBase):
             )
             self._learn(stepper, steps, source, run)
             if is_default(self) and rows.held_out is not None:
-                self._check_roughness(stepper.unexplained(), source, run)
-            kept = np.arange(len(X))
-            if counts is None and len(X) > KEPT_ROWS:
-                kept = np.unique(run.random_state.randint(len(X), size=KEPT_ROWS))
+                check_roughness(stepper.unexplained(), source, run)
+            kept = np.arange(n)
+            if counts is None and n > KEPT_ROWS:
+                kept = np.unique(run.random_state.randint(n, size=KEPT_ROWS))
             elif counts is not None:
                 kept = repeated(counts, run.random_state)
-            self._kept = tuple(np.array(part[kept]) for part in (X, Y, noise_of(source)))
+            self._kept = (*source.originals(kept), known_noise_of(source, kept))
             self._stream = 0
         return self
 
@@ -273,22 +288,6 @@ class DeepKernelRegressorBase(MinibatchGPRegressorBase):
         self.kernel_, self.noise_variance_ = process.kernel.k1, process.kernel.k2.noise_level
         return evaluation
 
-    def _check_roughness(self, unexplained: float, source: RowSource, run: FitRun) -> None:
-        """Warn if the exact process of some rows predicts no worse than the network of all.
-
-        `unexplained` is the share of held-out rows' variance that the network does not explain.
-        """
-        if unexplained < _WELL_EXPLAINED:
-            return
-        n, exact = len(source), replace(source, dtype=torch.float64, _resident=None)
-        rows = rows_to_check(n, run).numpy()
-        few = exact.subset(rows[:: len(rows) // FEW_ROWS])
-        kernel = data_scaled_kernel(*(part.cpu().numpy() for part in few.rows(slice(None))))
-        found = exact_check(lambda: exact_problem(kernel, few), n, run)
-        if found is not None:
-            check = exact_problem(kernel, exact.subset(rows))
-            warn_if_rough(check, found[1], n, run, unexplained)
-
     def _joined(self, X: np.ndarray, Y: np.ndarray, noise_variance: Any) -> tuple:
         """The rows of a fit without a network and further rows, in their own units."""
         rows, targets, noise = self._kept
@@ -316,13 +315,29 @@ class DeepKernelRegressorBase(MinibatchGPRegressorBase):
         if not run.normalizes(Y, scaled=True):
             y_mean = np.zeros(Y.shape[1])
             y_scale = np.sqrt(np.average(np.square(Y), axis=0, weights=counts))
-            y_scale = np.where(y_scale > 0, y_scale, 1.0)
-        if noise_variance is not None and self.normalize_y is not True:
-            # Noise in units of y needs the same divisor for all targets.
-            y_scale = np.full_like(y_scale, np.sqrt(np.mean(np.square(y_scale))))
+        y_scale = self._divisors(y_scale, noise_variance)
         scaling = Scaling(*column_moments(X, robust=True), y_mean, y_scale)
         source = self._source(X, Y, noise_variance, scaling, dtype, run, new=True)
         return replace(source, counts=counts)
+
+    def _own_source(self, own: OwnRows, dtype: torch.dtype, run: FitRun) -> SharedSource:
+        """The same of rows of which each rank has its own."""
+        moments = own.moments("Y", robust=False)
+        y_mean, y_scale = moments.scales()
+        if not run.normalizes(own.Y, scaled=True):
+            y_scale = np.sqrt(moments.squares / moments.n + np.square(moments.mean))
+            y_mean = np.zeros_like(y_mean)
+        y_scale = self._divisors(y_scale, own.known)
+        scaling = Scaling(*own.moments("X", robust=True).scales(), y_mean, y_scale)
+        return resident(own.source(scaling, Gaussian(), run.machine.device, dtype))
+
+    def _divisors(self, y_scale: np.ndarray, noise_variance: Any) -> np.ndarray:
+        """Numbers by which targets of these scales are divided."""
+        y_scale = np.where(y_scale > 0, y_scale, 1.0)
+        if noise_variance is None or self.normalize_y is True:
+            return y_scale
+        # Noise in units of y needs the same divisor for all targets.
+        return np.full_like(y_scale, np.sqrt(np.mean(np.square(y_scale))))
 
     def _source(
         self,
@@ -340,7 +355,11 @@ class DeepKernelRegressorBase(MinibatchGPRegressorBase):
         return resident(RowSource(X, Y, scaling, dtype, run.machine.device, noise))
 
     def _new_features(
-        self, source: RowSource, plan: DeepPlan, run: FitRun, generator: torch.Generator
+        self,
+        source: RowSource | SharedSource,
+        plan: DeepPlan,
+        run: FitRun,
+        generator: torch.Generator,
     ) -> DeepFeatures:
         layers, count = plan.feature_extractor.value, self.n_components
         network = make_network(source.X.shape[1], layers, self.activation)
@@ -377,39 +396,22 @@ class DeepKernelRegressorBase(MinibatchGPRegressorBase):
     def _first_tensors(
         self,
         features: DeepFeatures,
-        source: RowSource,
+        source: RowSource | SharedSource,
         plan: DeepPlan,
         run: FitRun,
         generator: torch.Generator,
     ) -> list[torch.Tensor]:
-        """Initial tensors, whose layers begin with the columns that simple models use."""
-        tensors, weights = features.initial(generator, plan.precision), None
-        if plan.new_optimizer is not None and features.network.n_trainable:
-            size, left = source.X.shape, run.budget.left
-            weights = input_weights(lambda rows: source.rows(rows.numpy()), *size, left)
-        return weigh_inputs(features.network, tensors, weights)
-
-    def _split(self, source: RowSource, plan: DeepPlan, run: FitRun) -> TrainingRows:
-        """Training and held-out rows; no copies unless rows are held out."""
-        if not plan.early_stopping.value:
-            return TrainingRows(source, source, source.n_rows)
-        count = max(1, round(self.validation_fraction * len(source)))
-        if count >= len(source):
-            raise ValueError(
-                f"validation_fraction={self.validation_fraction} leaves no training row of "
-                f"{len(source)}: use early_stopping=False."
-            )
-        order = run.random_state.permutation(len(source))
-        train, held_out = (
-            resident(source.subset(np.sort(part))) for part in (order[count:], order[:count])
-        )
-        return TrainingRows(train, train, train.n_rows, held_out)
+        """Initial tensors, whose layers begin with the columns that matter to an exact process."""
+        tensors = features.initial(generator, plan.precision)
+        if plan.new_optimizer is None or not has_first_layer(features.network):
+            return tensors
+        return weigh_inputs(features.network, tensors, first_factors(source, run))
 
     def _learn(
         self,
         stepper: WeightSpaceStepper,
         steps: int,
-        rows: RowSource,
+        rows: RowSource | SharedSource,
         run: FitRun,
         stream: bool = False,
     ) -> None:
@@ -451,7 +453,9 @@ class DeepKernelRegressorBase(MinibatchGPRegressorBase):
             reason = "diverged"
         run.ended(reason, n_iter=result.n_steps, planned=True, limit="max_epochs")
 
-    def _keep(self, stepper: WeightSpaceStepper, rows: RowSource, n: int | float) -> float:
+    def _keep(
+        self, stepper: WeightSpaceStepper, rows: RowSource | SharedSource, n: int | float
+    ) -> float:
         """Store the arrays that predictions need, from an exact pass; returns the jitter."""
         settled, features = stepper.finish(rows, n), stepper.features
         weights, theta = settled.evaluation.posterior(settled.noise), features.theta_at

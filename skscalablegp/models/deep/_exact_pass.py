@@ -5,16 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 import torch
 from scipy.optimize import minimize_scalar
 from torch import Tensor
 
-from ...core.data import RowSource
+from ...core.data import RowSource, RowWork
 from ._features import DeepFeatures
 from ._objective import (
     FeatureMoments,
+    HeldOutRows,
     WeightSpaceEvaluation,
     best_scales,
     feature_moments,
@@ -22,6 +24,7 @@ from ._objective import (
     row_scale,
     weight_space_likelihood,
 )
+from ._rows import DeepRows, Source
 
 # Number of rows that an exact pass evaluates at a time. Their features take some dozen megabytes.
 _PASS_ROWS = 4096
@@ -102,7 +105,7 @@ class ExactPass:
     Attributes
     ----------
     features : DeepFeatures
-    rows : RowSource
+    rows : RowSource or SharedSource
     n : int or float
         Number of rows of the whole table, of which `rows` may be a random part.
     dtype : torch.dtype
@@ -110,28 +113,21 @@ class ExactPass:
     """
 
     features: DeepFeatures
-    rows: RowSource
+    rows: Source
     n: int | float
     dtype: torch.dtype
 
-    @property
-    def known_noise(self) -> bool:
-        return self.rows.noise is not None
+    @cached_property
+    def _work(self) -> RowWork:
+        return self.rows.held(DeepRows, self.features)
 
     def moments(self, tensors: list[Tensor], noise: float) -> FeatureMoments:
         """The exact moments at a noise variance, scaled to n rows."""
-        blocks = self._blocks(noise)
-        moments = feature_moments(blocks, lambda X: self.features(tensors, X.to(self.dtype)))
+        sent = [tensor.detach() for tensor in tensors]
+        found = self._work.total(_moments_of, noise, self.dtype, tensors=sent)
+        square, n, log_scale = found[2].tolist()
+        moments = FeatureMoments(found[0], found[1], square, n, log_scale)
         return moments if moments.n == self.n else moments.extended(self.n)
-
-    def _blocks(self, noise: float) -> Iterator[tuple[Tensor | None, ...]]:
-        """Blocks of rows, with factors for known noise, and counts; None if there are none."""
-        for start in range(0, len(self.rows), _PASS_ROWS):
-            part = slice(start, start + _PASS_ROWS)
-            scale = None
-            if self.known_noise:
-                scale = row_scale(noise, self.rows.known(part).double())
-            yield *self.rows.rows(part), scale, self.rows.weights(part)
 
     def settle(
         self, tensors: list[Tensor], moments: FeatureMoments, search: NoiseSearch, held_out: bool
@@ -143,7 +139,7 @@ class ExactPass:
         theta, white = tensors[self.features.theta_at].detach(), self.features.white
         noise, bounds = search.noise, search.bounds
         amplitudes = self.features.amplitude_bounds(theta)
-        if self.known_noise:
+        if self.rows.noisy:
             if not held_out:
                 some = self._some()
                 noise = search.best(lambda s2: -some._likelihood(tensors, s2, amplitudes))
@@ -180,7 +176,7 @@ class ExactPass:
         tensors: list[Tensor],
         moments: FeatureMoments | None,
         search: NoiseSearch,
-        held_out: RowSource,
+        held_out: Source,
     ) -> tuple[float, float, FeatureMoments]:
         """The noise that maximises the likelihood of held-out rows, their mean negative log density
         and the moments of the training rows at this noise.
@@ -188,24 +184,49 @@ class ExactPass:
         `moments` are those at the noise of the search. With known noise they are needed only if the
         bounds leave no choice.
         """
-        with torch.no_grad():
-            blocks = [
-                (self.features(tensors, X).double(), Y.double())
-                for X, Y in held_out.blocks(_PASS_ROWS)
-            ]
-        Z, Y = (torch.cat(part) for part in zip(*blocks, strict=True))
-        counts = held_out.weights(slice(None))
-        counts = None if counts is None else counts.double()
-        if held_out.noise is None:
-            found = held_out_noise(moments, Z, Y, search.bounds, 0.0, counts)
-            return *found, moments
-        known, noise, some = held_out.known(slice(None)).double(), search.noise, self._some()
-        rows = known, counts
+        rows = held_out.held(_held_out_rows, self.features, tensors=[t.detach() for t in tensors])
+        if not held_out.noisy:
+            return *held_out_noise(moments, rows, search.bounds), moments
+        noise, some = search.noise, self._some()
         if search.bounds[0] < search.bounds[1]:
             noise = search.best(
-                lambda s2: held_out_noise(some.moments(tensors, s2), Z, Y, (s2, s2), known, counts)[
-                    1
-                ]
+                lambda s2: held_out_noise(some.moments(tensors, s2), rows, (s2, s2))[1]
             )
             moments = self.moments(tensors, noise)
-        return noise, held_out_noise(moments, Z, Y, (noise, noise), *rows)[1], moments
+        return noise, held_out_noise(moments, rows, (noise, noise))[1], moments
+
+
+# ---------------------------------------------------------------- of the rows at hand
+
+
+def _moments_of(
+    rows: DeepRows, noise: float, dtype: torch.dtype, *tensors: Tensor
+) -> tuple[Tensor, ...]:
+    """The fields of `FeatureMoments`: the matrices, and a tensor of the numbers."""
+    source, m = rows.source, rows.features.n_features
+    if not len(source):
+        gram = torch.zeros(m, m, dtype=torch.float64, device=source.device)
+        return gram, gram[:, :1].expand(m, source.Y.shape[1]), gram.new_zeros(3)
+    found = feature_moments(_blocks(source, noise), lambda X: rows.features(tensors, X.to(dtype)))
+    numbers = found.gram.new_tensor([found.square, found.n, found.log_scale])
+    return found.gram, found.cross, numbers
+
+
+def _blocks(source: RowSource, noise: float) -> Iterator[tuple[Tensor | None, ...]]:
+    """Blocks of rows, with factors for known noise, and counts; None if there are none."""
+    for start in range(0, len(source), _PASS_ROWS):
+        part = slice(start, start + _PASS_ROWS)
+        scale = row_scale(noise, source.known(part).double()) if source.noisy else None
+        yield *source.rows(part), scale, source.weights(part)
+
+
+@torch.no_grad()
+def _held_out_rows(source: RowSource, features: DeepFeatures, *tensors: Tensor) -> HeldOutRows:
+    """The features of held-out rows."""
+    X, Y = source.rows(slice(0, 0))
+    parts = [(features(tensors, X).double(), Y.double())]
+    parts += [(features(tensors, X).double(), Y.double()) for X, Y in source.blocks(_PASS_ROWS)]
+    Z, Y = (torch.cat(part) for part in zip(*parts, strict=True))
+    known = source.known(slice(None)).double() if source.noisy else 0.0
+    counts = source.weights(slice(None))
+    return HeldOutRows(Z, Y, known, None if counts is None else counts.double())

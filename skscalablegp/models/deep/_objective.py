@@ -20,6 +20,7 @@ from jaxtyping import Float, Float64
 from scipy.optimize import minimize, minimize_scalar
 from torch import Tensor
 
+from ...core.data import RowWork
 from ...core.posteriors import FeatureWeights
 from ...linalg.solvers import cholesky_with_jitter
 
@@ -147,13 +148,46 @@ def weight_space_likelihood(moments: FeatureMoments, noise: float) -> WeightSpac
     return WeightSpaceEvaluation(value, w, L, jitter)
 
 
+@dataclass(frozen=True, eq=False)
+class HeldOutRows:
+    """Held-out rows, of which only the sum of losses is asked.
+
+    Attributes
+    ----------
+    Z : Tensor of shape (h, m)
+        Their features, in any basis.
+    Y : Tensor of shape (h, t)
+    known : Tensor of shape (h,) or float
+        Known noise variances, in addition to s2.
+    counts : Tensor of shape (h,) or None
+        How many equal rows each of them stands for.
+    """
+
+    Z: Float64[Tensor, "h m"]
+    Y: Float64[Tensor, "h t"]
+    known: Tensor | float = 0.0
+    counts: Tensor | None = None
+
+    def rotated(self, basis: Float64[Tensor, "m m"]) -> HeldOutRows:
+        """The rows with their features in another basis."""
+        return replace(self, Z=self.Z @ basis)
+
+    def losses(
+        self, s2: float, inverse: Float64[Tensor, " m"], coef: Float64[Tensor, "m t"]
+    ) -> tuple[Tensor]:
+        """Sum of twice the negative log densities without their constant, and its weight.
+
+        `inverse` is the diagonal of F^-1 in this basis, and `coef` are the weights.
+        """
+        variance = (s2 * (1 + self.Z.square() @ inverse) + self.known)[:, None]
+        losses = (self.Z @ coef - self.Y).square() / variance + torch.log(variance)
+        counts = losses.new_ones(len(losses)) if self.counts is None else self.counts
+        weight = counts.sum() * losses.shape[1]
+        return (torch.stack([(losses * counts[:, None]).sum(), weight]),)
+
+
 def held_out_noise(
-    moments: FeatureMoments,
-    Z: Float64[Tensor, "h m"],
-    Y: Float64[Tensor, "h t"],
-    noise_bounds: tuple[float, float],
-    known: Float[Tensor, " h"] | float = 0.0,
-    counts: Float[Tensor, " h"] | None = None,
+    moments: FeatureMoments, rows: RowWork, noise_bounds: tuple[float, float]
 ) -> tuple[float, float]:
     """The noise variance that maximises the likelihood of held-out rows.
 
@@ -163,15 +197,10 @@ def held_out_noise(
     ----------
     moments : FeatureMoments
         Of the training rows.
-    Z : Tensor of shape (h, m)
-        Features of the held-out rows.
-    Y : Tensor of shape (h, t)
+    rows : RowWork
+        The `HeldOutRows`.
     noise_bounds : tuple of float
         Of s2.
-    known : Tensor of shape (h,), optional
-        Known noise variances of the held-out rows, in addition to s2.
-    counts : Tensor of shape (h,), optional
-        How many equal rows each of them stands for.
 
     Returns
     -------
@@ -184,19 +213,15 @@ def held_out_noise(
     O(m^3 + h m^2) once, then O(h m) an evaluation.
     """
     values, basis = torch.linalg.eigh(moments.gram)
-    lam = values.clamp_min(0)
-    B = Z @ basis
-    rotated, squares = basis.T @ moments.cross, B.square()
+    lam, cross = values.clamp_min(0), basis.T @ moments.cross
+    rotated = rows.held(HeldOutRows.rotated, tensors=[basis])
 
     def density(log_noise: float) -> float:
         s2 = math.exp(log_noise)
         inverse = 1 / (lam + s2)
-        variance = (s2 * (1 + squares @ inverse) + known)[:, None]
-        error = (B @ (inverse[:, None] * rotated) - Y).square()
-        losses = error / variance + torch.log(variance)
-        if counts is not None:
-            losses = losses * (counts / counts.mean())[:, None]
-        return float(losses.mean())
+        given = [inverse, inverse[:, None] * cross]
+        total, weight = rotated.total(HeldOutRows.losses, s2, tensors=given)[0].tolist()
+        return total / weight
 
     low, high = (math.log(bound) for bound in noise_bounds)
     if low == high:

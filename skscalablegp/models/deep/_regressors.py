@@ -5,7 +5,7 @@ The file is long because every class documents all of its parameters.
 
 from __future__ import annotations
 
-from ...core import FitRun
+from ...core import FitRun, SharedSource
 from ._base import DeepKernelRegressorBase
 from ._batch import BatchGradient, MinibatchGradient, automatic_rate
 from ._compositional import CompositionalGradient
@@ -14,7 +14,7 @@ from ._stepper import NeighbourBatches
 
 
 class SCGDDKLRegressor(DeepKernelRegressorBase):
-    """A deep kernel, by compositional gradients; exact process up to 3,000 rows (``small_table``).
+    """A deep kernel by compositional gradients; exact process up to 3,000 rows (``small_table``).
 
     The kernel is the inner product of features phi(x), a network followed by a kernel's own
     features; the prior is f(x) = phi(x)'w with w ~ N(0, I). The log marginal likelihood is a sum
@@ -44,10 +44,12 @@ class SCGDDKLRegressor(DeepKernelRegressorBase):
         returns a module for a given number of columns. "auto" is two layers of 128. For up to 3,000
         rows such a network would mostly fit noise. There, with `kernel` at its default, "auto" uses
         no network but the exact process of the standardised columns, with a Matern kernel and one
-        length scale per column. () and None apply the kernel to the standardised columns. A module
-        is copied, and training starts from its current weights. The features of a row must not
-        depend on other rows (batch norm) or on random numbers (dropout), unless the module is in
-        ``eval()`` mode.
+        length scale per column. () and None apply the kernel to the standardised columns. The
+        random weights of the first layer are divided by the length scales with which an exact
+        process would begin; with many rows a column, simple models say which columns matter. A
+        module is copied, and training starts from its current weights. The features of a row must
+        not depend on other rows (batch norm) or on random numbers (dropout), unless the module is
+        in ``eval()`` mode.
     normalize_y : bool or "auto", default="auto"
         Whether to subtract the target's mean and divide by its standard deviation before training.
         "auto" does so. Without it the prior mean is zero in the target's units, and the unit of the
@@ -224,7 +226,7 @@ class SCGDDKLRegressor(DeepKernelRegressorBase):
 
 
 class MinimaxDKLRegressor(DeepKernelRegressorBase):
-    """A deep kernel, by minimax descent; exact process up to 3,000 rows (``small_table``).
+    """A deep kernel by minimax training; exact process up to 3,000 rows (``small_table``).
 
     The kernel is the inner product of features phi(x), a network followed by a kernel's own
     features; the prior is f(x) = phi(x)'w with w ~ N(0, I). The log marginal likelihood is a sum
@@ -254,10 +256,12 @@ class MinimaxDKLRegressor(DeepKernelRegressorBase):
         returns a module for a given number of columns. "auto" is two layers of 128. For up to 3,000
         rows such a network would mostly fit noise. There, with `kernel` at its default, "auto" uses
         no network but the exact process of the standardised columns, with a Matern kernel and one
-        length scale per column. () and None apply the kernel to the standardised columns. A module
-        is copied, and training starts from its current weights. The features of a row must not
-        depend on other rows (batch norm) or on random numbers (dropout), unless the module is in
-        ``eval()`` mode.
+        length scale per column. () and None apply the kernel to the standardised columns. The
+        random weights of the first layer are divided by the length scales with which an exact
+        process would begin; with many rows a column, simple models say which columns matter. A
+        module is copied, and training starts from its current weights. The features of a row must
+        not depend on other rows (batch norm) or on random numbers (dropout), unless the module is
+        in ``eval()`` mode.
     normalize_y : bool or "auto", default="auto"
         Whether to subtract the target's mean and divide by its standard deviation before training.
         "auto" does so. Without it the prior mean is zero in the target's units, and the unit of the
@@ -445,7 +449,7 @@ class MinimaxDKLRegressor(DeepKernelRegressorBase):
 
 
 class BSGDDKLRegressor(DeepKernelRegressorBase):
-    """A deep kernel, by biased batches; exact process up to 3,000 rows (``small_table``).
+    """A deep kernel by biased gradients; exact process up to 3,000 rows (``small_table``).
 
     Each step follows the gradient of the exact log marginal likelihood of one batch as if the batch
     were the whole table. The bias of this gradient falls with the size of the batches; that of
@@ -473,10 +477,12 @@ class BSGDDKLRegressor(DeepKernelRegressorBase):
         returns a module for a given number of columns. "auto" is two layers of 128. For up to 3,000
         rows such a network would mostly fit noise. There, with `kernel` at its default, "auto" uses
         no network but the exact process of the standardised columns, with a Matern kernel and one
-        length scale per column. () and None apply the kernel to the standardised columns. A module
-        is copied, and training starts from its current weights. The features of a row must not
-        depend on other rows (batch norm) or on random numbers (dropout), unless the module is in
-        ``eval()`` mode.
+        length scale per column. () and None apply the kernel to the standardised columns. The
+        random weights of the first layer are divided by the length scales with which an exact
+        process would begin; with many rows a column, simple models say which columns matter. A
+        module is copied, and training starts from its current weights. The features of a row must
+        not depend on other rows (batch norm) or on random numbers (dropout), unless the module is
+        in ``eval()`` mode.
     normalize_y : bool or "auto", default="auto"
         Whether to subtract the target's mean and divide by its standard deviation before training.
         "auto" does so. Without it the prior mean is zero in the target's units, and the unit of the
@@ -644,5 +650,10 @@ class BSGDDKLRegressor(DeepKernelRegressorBase):
 
     def _batches(self, source, size, generator):
         if self.batches == "neighbours":
+            if isinstance(source, SharedSource):
+                raise ValueError(
+                    'batches="neighbours" needs all rows in one process: use batches="random", or '
+                    "distribute(rows='replicated')."
+                )
             return lambda: NeighbourBatches(source, size, generator)
         return super()._batches(source, size, generator)

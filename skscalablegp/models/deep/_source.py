@@ -2,14 +2,34 @@
 
 from __future__ import annotations
 
+from typing import TypeVar
+
 import numpy as np
 import torch
 from sklearn.gaussian_process.kernels import Kernel
 
-from ...core.data import RowSource, column_ranges
+from ...core import (
+    FEW_ROWS,
+    FitRun,
+    SharedSource,
+    data_scaled_kernel,
+    exact_check,
+    first_layer_factors,
+    first_layer_rows,
+    rows_to_check,
+    warn_if_rough,
+)
+from ...core.data import RowSource
 from ...kernels import compile_kernel
 from ...linalg.gradients import GPProblem, Repeats
+from ._plan import DeepPlan
+from ._stepper import TrainingRows
 
+Source = TypeVar("Source", RowSource, SharedSource)
+
+# The default is compared with the exact process of some rows if held-out rows keep at least this
+# share of their variance.
+_WELL_EXPLAINED = 0.1
 # Largest table, in entries, that is stored as tensors.
 _RESIDENT_NUMBERS = 2**24
 
@@ -27,16 +47,70 @@ def exact_problem(kernel: Kernel, source: RowSource) -> GPProblem:
     return GPProblem(compile_kernel(kernel, X.shape[1]), X, Y, noise, repeats=repeats)
 
 
-def ranges(source: RowSource) -> tuple[torch.Tensor, torch.Tensor]:
+def known_noise_of(source: RowSource | SharedSource, rows: np.ndarray) -> np.ndarray:
+    """The known noise variance of some rows, as `noise_of`."""
+    known = source.converted(torch.float64, torch.device("cpu")).known(rows)
+    return np.zeros(len(rows)) + np.asarray(known)
+
+
+def ranges(source: RowSource | SharedSource) -> tuple[torch.Tensor, torch.Tensor]:
     """The lowest and the highest value of each column that is not far.
 
     A network multiplies a far entry by weights that it has learned on others.
     """
     scaling = source.scaling
-    low, high = ((end - scaling.x_mean) / scaling.x_scale for end in column_ranges(source.X))
+    low, high = ((end - scaling.x_mean) / scaling.x_scale for end in source.ranges())
     return torch.as_tensor(low).to(source.dtype), torch.as_tensor(high).to(source.dtype)
 
 
-def resident(source: RowSource) -> RowSource:
+def resident(source: Source) -> Source:
     """Small tables become tensors; memory maps are left where they are."""
-    return source.resident() if source.X.size + source.Y.size <= _RESIDENT_NUMBERS else source
+    numbers = len(source) * (source.X.shape[1] + source.Y.shape[1])
+    return source.resident() if numbers <= _RESIDENT_NUMBERS else source
+
+
+def split_rows(
+    source: RowSource | SharedSource, plan: DeepPlan, fraction: float, run: FitRun
+) -> TrainingRows:
+    """Training and held-out rows; no copies unless this fraction of the rows is held out."""
+    if not plan.early_stopping.value:
+        return TrainingRows(source, source, source.n_rows)
+    count = max(1, round(fraction * len(source)))
+    if count >= len(source):
+        raise ValueError(
+            f"validation_fraction={fraction} leaves no training row of {len(source)}: use "
+            "early_stopping=False."
+        )
+    order = run.random_state.permutation(len(source))
+    train, held_out = (
+        resident(source.subset(np.sort(part))) for part in (order[count:], order[:count])
+    )
+    return TrainingRows(train, train, train.n_rows, held_out)
+
+
+def first_factors(source: RowSource | SharedSource, run: FitRun) -> np.ndarray | None:
+    """`first_layer_factors` of some rows."""
+    n, d = len(source), source.X.shape[1]
+    rows = first_layer_rows(n, d, run)
+    if rows is None:
+        return None
+    some = source.converted(torch.float64, torch.device("cpu")).subset(rows.numpy()).here()
+    kernel = data_scaled_kernel(*(part.numpy() for part in some.rows(slice(None))))
+    return first_layer_factors(exact_problem(kernel, some), n, run)
+
+
+def check_roughness(unexplained: float, source: RowSource | SharedSource, run: FitRun) -> None:
+    """Warn if the exact process of some rows predicts no worse than the network of all.
+
+    `unexplained` is the share of held-out rows' variance that the network does not explain.
+    """
+    if unexplained < _WELL_EXPLAINED:
+        return
+    n, exact = len(source), source.converted(torch.float64)
+    rows = rows_to_check(n, run).numpy()
+    few = exact.subset(rows[:: len(rows) // FEW_ROWS]).here()
+    kernel = data_scaled_kernel(*(part.cpu().numpy() for part in few.rows(slice(None))))
+    found = exact_check(lambda: exact_problem(kernel, few), n, run)
+    if found is not None:
+        check = exact_problem(kernel, exact.subset(rows).here())
+        warn_if_rough(check, found[1], n, run, unexplained)

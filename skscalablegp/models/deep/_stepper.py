@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -12,13 +13,14 @@ import torch
 from scipy.spatial import cKDTree
 from torch import Generator, Tensor
 
-from ...core.data import RowSource
+from ...core.data import RowSource, RowWork
 from ...core.training import AdamOfGroups, Stepper
 from ._batch import BatchGradient, FeatureBatch, automatic_rate
 from ._exact_pass import ExactPass, NoiseSearch, Settled
 from ._features import DeepFeatures
 from ._objective import row_scale
 from ._plan import DeepPlan
+from ._rows import DeepRows, Source, drawn_rows
 
 # Smallest factor of the weights' steps. It falls with the learning rate, so that noise averages
 # out, but not to 0.
@@ -66,21 +68,21 @@ class TrainingRows:
 
     Attributes
     ----------
-    source : RowSource
+    source : RowSource or SharedSource
         Rows that batches are drawn from.
-    scored : RowSource
+    scored : RowSource or SharedSource
         Rows of the exact passes.
     n : int or float
         Number of rows of the whole table, of which `scored` may be a random part.
-    held_out : RowSource or None
+    held_out : RowSource, SharedSource or None
         Rows whose mean negative log density is the score. Without them the score is the negative
         log marginal likelihood per row and target.
     """
 
-    source: RowSource
-    scored: RowSource
+    source: Source
+    scored: Source
     n: int | float
-    held_out: RowSource | None = None
+    held_out: Source | None = None
 
 
 class WeightSpaceStepper(Stepper):
@@ -188,28 +190,31 @@ class WeightSpaceStepper(Stepper):
 
     def _next_batch(self) -> tuple[FeatureBatch, Tensor | float]:
         """A batch, and what the factors of rows with known noise add to its log likelihood."""
-        source, index, other = self.rows.source, next(self._batches), None
-        X, Y = source.rows(index)
+        source, index, others = self.rows.source, next(self._batches), None
         if self.rule.needs_independent_batch:
-            with torch.no_grad():
-                others = next(self._others)
-                other = self.features(self.tensors, source.rows(others)[0])
-                if source.counts is not None:
-                    other = other * self._root(others)[:, None]
-        phi, log_noise, log_scales = self.features(self.tensors, X), self.log_noise, 0.0
+            others = next(self._others)
+        phi, Y, known, other, other_known = drawn_rows(self._work, self.tensors, index, others)
+        log_noise, log_scales = self.log_noise, 0.0
         if self.features.white.tied:
             log_noise = self.features.white.log(self.tensors[self.features.theta_at]).to(phi)
-        if source.noise is not None:
+        if known is not None:
             s2 = torch.exp(log_noise)
-            scale = row_scale(s2, source.known(index))
+            scale = row_scale(s2, known)
             phi, Y = phi * scale[:, None], Y * scale[:, None]
             share = 1.0 if source.counts is None else self._root(index).square()
             log_scales = 2 * Y.shape[1] * (share * scale.log()).mean()
             if other is not None:
-                other = other * row_scale(s2.detach(), source.known(others))[:, None]
+                other = other * row_scale(s2.detach(), other_known)[:, None]
         if source.counts is not None:
-            phi, Y = phi * self._root(index)[:, None], Y * self._root(index)[:, None]
+            root = self._root(index)[:, None]
+            phi, Y = phi * root, Y * root
+            if other is not None:
+                other = other * self._root(others)[:, None]
         return FeatureBatch(phi, Y, self.weights, log_noise, self.rows.n, other), log_scales
+
+    @cached_property
+    def _work(self) -> RowWork:
+        return self.rows.source.held(DeepRows, self.features)
 
     def _root(self, index: Tensor) -> Tensor:
         """Square roots of counts relative to their mean, by which rows of a batch are multiplied.
@@ -289,15 +294,14 @@ class WeightSpaceStepper(Stepper):
 
     def unexplained(self) -> float:
         """Share of the held-out targets' variance that the current weights do not explain."""
-        errors, targets = [], []
-        with torch.no_grad():
-            for X, Y in self.rows.held_out.blocks():
-                errors.append(Y - self.features(self.tensors, X) @ self.weights)
-                targets.append(Y)
-        variance = torch.cat(targets).var(0, correction=0).mean()
-        return float(torch.cat(errors).square().mean() / variance)
+        work = self.rows.held_out.held(DeepRows, self.features)
+        sent = [tensor.detach() for tensor in (self.weights, *self.tensors)]
+        numbers, of_Y, of_squares = work.total(_unexplained, tensors=sent)
+        error, n = numbers.tolist()
+        variance = (of_squares / n - (of_Y / n).square()).mean()
+        return error / (n * len(of_Y)) / float(variance)
 
-    def finish(self, rows: RowSource, n: int | float) -> Settled:
+    def finish(self, rows: Source, n: int | float) -> Settled:
         """An exact pass over other rows, all in float64; it does not change the training.
 
         The noise is the one that maximises the likelihood of held-out rows, if there are any.
@@ -310,7 +314,7 @@ class WeightSpaceStepper(Stepper):
             return self._settled(last, tensors, last.moments(tensors, noise))
         if not (self.plan.settles or self._frozen):
             moments = None
-            if self.rows.held_out.noise is None:
+            if not self.rows.held_out.noisy:
                 moments = self.passes.moments(self.tensors, noise)
             noise = self.passes.held_out_noise(
                 self.tensors, moments, self._search(), self.rows.held_out
@@ -340,3 +344,15 @@ class WeightSpaceStepper(Stepper):
             ):
                 tensor.copy_(kept)
         self._failed = False
+
+
+@torch.no_grad()
+def _unexplained(rows: DeepRows, weights: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
+    """The sum of squared errors and the number of rows, and sums of the targets and squares."""
+    zeros = torch.zeros(weights.shape[1], dtype=torch.float64, device=weights.device)
+    numbers, of_Y, of_squares = zeros.new_zeros(2), zeros, zeros
+    for X, Y in rows.source.blocks():
+        error = (Y - rows.features(tensors, X) @ weights).double().square().sum()
+        numbers = numbers + torch.stack([error, error.new_tensor(len(Y))])
+        of_Y, of_squares = of_Y + Y.double().sum(0), of_squares + Y.double().square().sum(0)
+    return numbers, of_Y, of_squares

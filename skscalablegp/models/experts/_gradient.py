@@ -7,10 +7,9 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-import joblib
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from ...kernels import TorchKernel
@@ -22,7 +21,7 @@ from ...linalg.gradients import (
     Repeats,
     exact_marginal_likelihood,
 )
-from ...linalg.parallel import run
+from ...linalg.parallel import Helpers, run
 
 # Rows of an expert whose factorisation takes about a second on one core.
 _LARGE = 3000
@@ -80,7 +79,7 @@ class ExpertsGradient(GradientEstimator):
     parts : sequence of ndarray of int
         Rows of each expert.
     n_jobs : int or None, default=None
-        As in `each_expert`.
+        As in `Experts`.
 
     Notes
     -----
@@ -95,37 +94,51 @@ class ExpertsGradient(GradientEstimator):
         self.n_jobs = n_jobs
 
     def estimate(self, problem, theta, state):
-        if "tables" not in state.extra:
-            tables = [ExpertTable.of(problem, rows) for rows in self.parts]
-            state = replace(state, extra=state.extra | {"tables": tables})
-        found = each_expert(_evaluate, state.extra["tables"], self.n_jobs, theta)
+        if "experts" not in state.extra:
+            experts = Experts([ExpertTable.of(problem, rows) for rows in self.parts], self.n_jobs)
+            state = replace(state, extra=state.extra | {"experts": experts})
+        found = state.extra["experts"].each(_evaluate, theta)
         values, grads, jitters = zip(*found, strict=True)
         grad = torch.as_tensor(np.sum(grads, axis=0))
         return GradientEstimate(grad, float(np.sum(values)), None, max(jitters)), state
 
 
-def each_expert(
-    function: Callable[..., Any],
-    tables: Sequence[ExpertTable],
-    n_jobs: int | None,
-    thetas: Float[Tensor, " p"] | Sequence[np.ndarray],
-) -> list[Any]:
-    """``function(table, theta)`` for every expert, with one theta for all or one for each.
+class Experts:
+    """The tables of all experts, which each process that works on some of them receives once.
 
     Parameters
     ----------
+    tables : sequence of ExpertTable
     n_jobs : int or None
-        Number of joblib's jobs. If it is one, the cores of this process take an expert each.
+        Number of joblib's jobs. If it is one, the cores of this process take an expert each. Inside
+        a shared call of `distribute` the ranks take its place.
     """
-    if isinstance(thetas, Tensor):
-        thetas = [thetas.detach().cpu().numpy()] * len(tables)
-    pairs = zip(tables, thetas, strict=True)
-    if joblib.effective_n_jobs(n_jobs) > 1:
-        return joblib.Parallel(n_jobs=n_jobs)(joblib.delayed(function)(*pair) for pair in pairs)
-    # A large expert gets all cores, and its factorisation can be interrupted.
-    if max(len(table.X) for table in tables) > _LARGE:
-        return [function(*pair) for pair in pairs]
-    return run([partial(function, *pair) for pair in pairs], torch.device(tables[0].device))
+
+    def __init__(self, tables: Sequence[ExpertTable], n_jobs: int | None):
+        self.tables, self.device = list(tables), torch.device(tables[0].device)
+        self._helpers = Helpers(n_jobs, wanted=self.device.type == "cpu", least=2)
+
+    def each(
+        self, function: Callable[..., Any], thetas: Float[Tensor, " p"] | Sequence[np.ndarray]
+    ) -> list[Any]:
+        """``function(table, theta)`` for every expert, with one theta for all or one for each."""
+        numbers = torch.arange(len(self.tables))
+        if isinstance(thetas, Tensor):
+            every = thetas.detach().cpu().expand(len(numbers), -1)
+        else:
+            every = torch.as_tensor(np.stack(thetas))
+        parts = self._helpers.each(self, Experts._some, [numbers, every], function)
+        return [answer for part in parts for answer in part]
+
+    def _some(
+        self, numbers: Int[Tensor, " k"], thetas: Float[Tensor, "k p"], function: Callable[..., Any]
+    ) -> list[Any]:
+        tables = [self.tables[k] for k in numbers.tolist()]
+        pairs = list(zip(tables, thetas.numpy(), strict=True))
+        # A large expert gets all cores, and its factorisation can be interrupted.
+        if max((len(table.X) for table in tables), default=0) > _LARGE:
+            return [function(*pair) for pair in pairs]
+        return run([partial(function, *pair) for pair in pairs], self.device)
 
 
 def _evaluate(table: ExpertTable, theta: np.ndarray) -> tuple[float, np.ndarray, float]:

@@ -13,13 +13,13 @@ import torch
 from sklearn.cluster import KMeans
 from sklearn.exceptions import ConvergenceWarning
 
-from ...core import Run, StageSettings, fit_hyperparameters
+from ...core import Run, StageSettings, fit_hyperparameters, plan_training
 from ...core.data import column_spread, limited
 from ...core.training import Budget, Monitor, TrainingStep
 from ...linalg.blocks import look_up
 from ...linalg.gradients import ExactGradient, exact_marginal_likelihood
 from ...linalg.parallel import run
-from ._gradient import ExpertTable, each_expert
+from ._gradient import Experts, ExpertTable
 from ._posterior import ExpertPosterior
 
 # Rows on which the two centres of a split are trained.
@@ -107,8 +107,8 @@ def train_expert(
     problem = table.problem()
     monitor = Monitor(callbacks, budget)
     run = Run(monitor, torch.Generator().manual_seed(seed), np.random.RandomState(seed))
-    exact = ExactGradient()
-    result = fit_hyperparameters(problem, exact, theta, settings, run, compare_starts=False)
+    exact, plan = ExactGradient(), plan_training(settings, True, len(problem.X))
+    result = fit_hyperparameters(problem, exact, theta, plan, run, compare_starts=False)
     value = result.value - problem.kernel.log_prior(result.theta)[0]
     return TrainedExpert(result.theta, value, result.n_iter, result.stop_reason, monitor.steps)
 
@@ -212,7 +212,7 @@ def build_experts(
 
     With `single`, variances are computed in single precision if that is accurate.
     """
-    found = each_expert(_factor, tables, n_jobs, thetas)
+    found = Experts(tables, n_jobs).each(_factor, thetas)
 
     experts = []
     for table, theta, (factor, weights, *_) in zip(tables, thetas, found, strict=True):

@@ -35,7 +35,7 @@ from ...linalg.gradients import (
     exact_marginal_likelihood,
 )
 from ...linalg.parallel import n_workers
-from ._gradient import ExpertsGradient, ExpertTable, each_expert
+from ._gradient import Experts, ExpertsGradient, ExpertTable
 from ._grouped import GroupedExpertsPosterior, GroupedGradient, build_groups
 from ._parts import (
     build_experts,
@@ -120,8 +120,8 @@ class PoERegressor(GPRegressorBase):
         float64, except that variances on tables of more than 10,000 rows are computed in float32 if
         a check shows them to be accurate.
     n_jobs : int or None, default=None
-        Number of experts that are processed in parallel, as in joblib. Any backend of joblib can be
-        used. None means this process, with one expert per core, unless a
+        Number of processes that share the work, as in joblib. Each one trains some of the experts
+        and receives the table once. None means this process, with one expert per core, unless a
         :class:`joblib.parallel_config` context says otherwise. Predictions always use this process.
     callbacks : callable, list of callable or None, default=None
         Functions called after each step or score with a `TrainingStep`; training ends when one
@@ -355,7 +355,7 @@ class PoERegressor(GPRegressorBase):
         if not problem.X.is_cpu:
             return build_groups(problem, torch.as_tensor(theta), parts)[1]
         tables = [ExpertTable.of(problem, part) for part in parts]
-        return sum(each_expert(likelihood, tables, self.n_jobs, torch.as_tensor(theta)))
+        return sum(Experts(tables, self.n_jobs).each(likelihood, torch.as_tensor(theta)))
 
     def _train_separately(
         self, problem: GPProblem, parts: list[np.ndarray], settings: StageSettings, run: FitRun
@@ -363,7 +363,8 @@ class PoERegressor(GPRegressorBase):
         """Every expert starts at the optimum of the first part."""
         first = problem.subset(torch.as_tensor(parts[0], device=problem.X.device))
         theta = problem.kernel.theta0.numpy()
-        start = fit_hyperparameters(first, ExactGradient(), theta, settings, run)
+        plan = plan_training(settings, True, len(first.X))
+        start = fit_hyperparameters(first, ExactGradient(), theta, plan, run)
         if run.stopped:
             return [start.theta] * len(parts), replace(start, value=np.nan)
         experts = train_separately(

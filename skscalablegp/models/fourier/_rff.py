@@ -228,7 +228,7 @@ class RFFRegressor(GPRegressorBase):
             lambda: feature_weights(few, kernel.theta0, features), len(problem.X) / len(few.X)
         )
         gradient = FeatureGradient(features)
-        result = train_planned(problem, gradient, plan.stages, plan.training, run)
+        result = train_planned(problem, gradient, plan.training, run)
         if self.kernel is None and self.optimizer is not None:
             self._check_roughness(problem, run)
         jitter = run.finish("weights", lambda: self._finish(problem, features, result.theta))

@@ -64,6 +64,7 @@ def level_terms(
 ) -> Float64[Tensor, " p2"]:
     """The quadratic term, the log determinant and the gradient at one level, as one vector."""
     if levels.truncation is None or level == levels.truncation.high:
+        problem = problem.whole()
         result = exact_marginal_likelihood(problem, theta)
         n, t = problem.Y.shape
         quadratic = float((problem.Y.double() * result.weights.double()).sum())

@@ -187,6 +187,7 @@ class SSRFFRegressor(GPRegressorBase):
     # ------------------------------------------------------------------ fit
 
     _centres = True
+    _sums_rows = True
 
     def _planned(self, table: Table, kernel: TorchKernel, run: FitRun) -> SeriesPlan:
         n, d = table.X.shape
@@ -197,9 +198,13 @@ class SSRFFRegressor(GPRegressorBase):
 
     def _fit_method(self, table: Table, kernel: TorchKernel, plan: SeriesPlan, run: FitRun) -> None:
         problem = table.problem(kernel, torch.float64, run.device, keep=True)
+        if not table.here:
+            # Predictions need all rows in one process.
+            table = table.whole()
+            self._keep_table(table)
         run.preview = lambda model, step: model._finish(kernel, step.theta)
         factor = FactorBudget(problem, run)
-        result = train_planned(problem, plan.gradient, plan.stages, plan.training, run)
+        result = train_planned(problem, plan.gradient, plan.training, run)
         problem.workspace.release()
         jitter = factor.finish(
             "factor", table, self._keep_table, lambda: self._finish(kernel, result.theta)

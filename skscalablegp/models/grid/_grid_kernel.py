@@ -201,12 +201,8 @@ class GridKernel:
         """tr(V' Kuu V), differentiable in theta."""
         return quadratic_form(self.columns(theta), self.grid, V)
 
-    def trace_with(self, theta: Float[Tensor, " p"], sums: list[Tensor]) -> Float[Tensor, ""]:
-        """tr(G Kuu) from the `offset_sums` of each component's block of G, differentiable."""
-        return self.trace(self.columns(theta), sums)
-
     def trace(self, columns: list, sums: list[Tensor]) -> Float[Tensor, ""]:
-        """`trace_with` from the columns."""
+        """tr(G Kuu) from `columns` and the `offset_sums` of each block of G, differentiable."""
         steps = (torch.arange(7, device=self.device) - 3).abs()
         total = torch.zeros((), dtype=torch.float64, device=self.device)
         for terms, weights in zip(columns, sums, strict=True):

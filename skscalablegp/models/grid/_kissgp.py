@@ -17,6 +17,7 @@ from ...core import (
     ExactProcess,
     FitRun,
     GPRegressorBase,
+    Plan,
     StageSettings,
     checking,
     data_scaled_kernel,
@@ -365,7 +366,7 @@ class KISSGPRegressor(GPRegressorBase):
                 features, n_steps = self._train_network(table, held, run)
             made = self._on_grid(table, features, held, run)
             run.preview = lambda model, step: model._finish(made, step.theta)
-            result = self._train(made.problem, features is not None, run)
+            result = self._train(made.problem, plan.training, features is not None, run)
             evaluation = run.finish("grid", lambda: self._finish(made, result.theta))
             if len(self.grid_.components) > 1 and not asks_for_grid(self):
                 self._check_interactions(table, run)
@@ -395,8 +396,7 @@ class KISSGPRegressor(GPRegressorBase):
         n = len(some.X)
         steps = network_steps(n, self.max_epochs)
         run.chose("max_epochs", sum(steps) * min(256, n) / n, f"{sum(steps)} steps")
-        parts = network, run.random_state, run.budget.left, some.counts, some.within
-        training = NetworkTraining(some.X, some.targets, *parts)
+        training = NetworkTraining(some.X, some.targets, network, run, some.counts, some.within)
 
         def preview(model: KISSGPRegressor, step: Any) -> None:
             made = model._on_grid(table, training.features(), held, run)
@@ -484,7 +484,9 @@ class KISSGPRegressor(GPRegressorBase):
     def _settings(self) -> StageSettings:
         return StageSettings.of(self, self.n_restarts_optimizer)
 
-    def _train(self, problem: GridProblem, on_features: bool, run: FitRun) -> TrainingResult:
+    def _train(
+        self, problem: GridProblem, plan: Plan, on_features: bool, run: FitRun
+    ) -> TrainingResult:
         """Hyperparameters that maximise the marginal likelihood."""
         kernel = problem.kernel
         theta = kernel.theta0.numpy()
@@ -495,10 +497,7 @@ class KISSGPRegressor(GPRegressorBase):
         with run.budget.may_end(on_features and not run.stopped) as ending:
             estimator = ProductGradient() if self.solver == "cg" else GridGradient()
             # The rows have chosen the start, which sums on a grid cannot do.
-            settings = self._settings()
-            return fit_hyperparameters(
-                problem, estimator, theta, settings, run, compare_starts=False
-            )
+            return fit_hyperparameters(problem, estimator, theta, plan, run, compare_starts=False)
         return replace(start, stop_reason=ending.reason)
 
     def _check_interactions(self, table: Table, run: FitRun) -> None:

@@ -265,17 +265,6 @@ class GridModule(PosteriorModule):
         return Moments(mean, variance + self._misfit, variance * 0 + self._noise)
 
 
-class GridDraws(nn.Module):
-    """Means of a module whose targets are (t, s) draws."""
-
-    def __init__(self, module: GridModule, shape: tuple[int, int]):
-        super().__init__()
-        self.module, self._shape = module, shape
-
-    def forward(self, X: Float[Tensor, "m d"]) -> Float[Tensor, "m t s"]:
-        return self.module.mean(X).unflatten(1, self._shape)
-
-
 class Outside(nn.Module):
     """Mean and variance from covariances c with the grid, or with the coordinates of a factor.
 

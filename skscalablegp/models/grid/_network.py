@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ...core import FitRun, input_weights
+from ...core import FitRun, data_scaled_kernel, first_layer_factors, first_layer_rows
 from ...core.data import column_moments, standardised_limits
 from ...core.posteriors import Affine
 from ...core.training import Stepper, StopTraining, train_steps
@@ -18,12 +18,14 @@ from ...features import (
     LimitedNetwork,
     Network,
     check_features,
+    has_first_layer,
     make_network,
     network_from_numpy,
     network_to_numpy,
     weigh_inputs,
 )
-from ...linalg.gradients import Repeats
+from ...kernels import compile_kernel
+from ...linalg.gradients import GPProblem, Repeats
 
 # Steps of Adam on squared errors, then on the marginal likelihood of batches.
 _STEPS = (2000, 600)
@@ -140,10 +142,8 @@ class NetworkTraining:
         Targets.
     network : Network
         With 1 or 2 features.
-    random_state : RandomState
-        Initial weights and batches.
-    seconds_left : float, optional
-        The rest of a time budget.
+    run : FitRun
+        Its time budget, and its random numbers: initial weights and batches.
     counts, within : ndarray of shape (n,), optional
         What merged rows stand for. A squared error counts as often as its row, and likelihoods are
         those of all these rows.
@@ -154,8 +154,7 @@ class NetworkTraining:
         X: np.ndarray,
         Y: np.ndarray,
         network: Network,
-        random_state: np.random.RandomState,
-        seconds_left: float | None = None,
+        run: FitRun,
         counts: np.ndarray | None = None,
         within: np.ndarray | None = None,
     ):
@@ -163,19 +162,29 @@ class NetworkTraining:
         limits = standardised_limits(X, self._x_mean, self._x_scale)
         self.network = LimitedNetwork(network, *limits)
         unit = max(float(np.square(Y).mean()) ** 0.5, 1e-300)
-        self._generator = torch.Generator().manual_seed(int(random_state.randint(2**31 - 1)))
+        self._generator = torch.Generator().manual_seed(int(run.random_state.randint(2**31 - 1)))
         self._X = torch.from_numpy((X - self._x_mean) / self._x_scale).float()
         self._Y = torch.from_numpy(Y / unit).float()
         self._repeats = None
         if counts is not None and within is not None:
             parts = torch.from_numpy(counts), torch.from_numpy(within / unit**2)
             self._repeats = Repeats(*parts).to(torch.float32)
-        weights = input_weights(lambda rows: (self._X[rows], self._Y[rows]), *X.shape, seconds_left)
-        self.params = weigh_inputs(network, network.initial(self._generator), weights)
+        self.params = network.initial(self._generator)
+        rows = first_layer_rows(*X.shape, run) if has_first_layer(network) else None
+        if rows is not None:
+            factors = first_layer_factors(self._exact_problem(rows), len(X), run)
+            self.params = weigh_inputs(network, self.params, factors)
         for p in self.trained:
             p.requires_grad_(True)
         head = torch.randn(network.n_features + 1, Y.shape[1], generator=self._generator)
         self._others = [head, torch.tensor([0.0, -1.0, -2.0])]
+
+    def _exact_problem(self, rows: Tensor) -> GPProblem:
+        """The exact process of some rows, with the default kernel."""
+        X, Y = self._X[rows].double(), self._Y[rows].double()
+        kernel = compile_kernel(data_scaled_kernel(X.numpy(), Y.numpy()), X.shape[1])
+        repeats = None if self._repeats is None else self._repeats[rows].to(torch.float64)
+        return GPProblem(kernel, X, Y, torch.zeros(len(X), dtype=X.dtype), repeats=repeats)
 
     @property
     def trained(self) -> list[Tensor]:

@@ -112,7 +112,7 @@ def plan_method(params: Any, n: int, *, stream: bool = False) -> MethodPlan:
         exact |= {"structure": Choice("rows", why), "grid_size": Choice(None, "there is no grid")}
     return MethodPlan(
         solver=solver,
-        training=plan_stages(settings, solver.value == "cholesky", n),
+        training=Plan() if exact else plan_stages(settings, solver.value == "cholesky", n),
         priors=resolve(params.priors, None, "only priors that are given are used on a grid"),
         ignored=ignored,
         **exact,

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from ...core.posteriors import (
     LowRankForm,
+    MeanDraws,
     Moments,
     Posterior,
     PosteriorModule,
@@ -20,7 +21,7 @@ from ...core.posteriors import (
     reported_variance,
 )
 from ._grid_kernel import GridKernel
-from ._module import Covariances, GridDraws, GridModule, Interpolation, Outside, Polynomials
+from ._module import Covariances, GridModule, Interpolation, Outside, Polynomials
 from ._polynomials import cell_polynomials, local_polynomials, value_polynomials
 from ._sparse import CPU, SparseMatrix
 
@@ -104,7 +105,7 @@ class GridPosterior(Posterior):
         outside = Outside(z, duals=kernel.duals(self.evaluation.factor))
         covariances = Covariances(kernel.kernel, self.theta, kernel.grid)
         module = GridModule(kernel.grid, covariances, values, None, outside, 0.0, 0.0, False)
-        return GridDraws(module, (t, n_samples))
+        return MeanDraws(module, (t, n_samples))
 
     # Whether `root` is one of the explained covariance in place of the posterior's.
     _explains = False

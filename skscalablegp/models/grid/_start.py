@@ -49,4 +49,4 @@ def start_on_grid(
     some = table.rows(rows).centred(kernel).problem(kernel, torch.float64, run.device, keep=True)
     limit = None if settings.max_iter == "auto" else settings.max_iter
     run.monitor.begin("starts")
-    return chosen_start(some, run.silent("grid start"), limit)
+    return chosen_start(some, run.silent("start"), limit)

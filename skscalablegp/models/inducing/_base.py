@@ -286,7 +286,7 @@ class SparseMixin:
             warn_if_rough(check, best.result.theta, n, run)
         return best.theta, n_iter, best.result.stop_reason
 
-    def _regressed(  # noqa: PLR0913 (the terms of one regression)
+    def _regressed(
         self,
         start: Start,
         rows: torch.Tensor,

@@ -105,8 +105,9 @@ class SVGPClassifier(SparseMixin, GPClassifierBase):
     device : str, default="auto"
         Device on which the fit runs; "auto" uses CUDA where it is available.
     dtype : {"auto", "float32", "float64"}, default="auto"
-        Precision of the matrix products in training. "auto" is float64 up to 3,000 rows and float32
-        above. Factors of m x m matrices and predictions are always float64.
+        Precision of the matrix products in training. "auto" is float64. float32 is somewhat
+        faster, and loses what little noise resolves. Factors of m x m matrices and predictions are
+        always float64.
     callbacks : callable, list of callable or None, default=None
         Functions called after each step or score with a `TrainingStep`; training ends when one
         returns a true value.

@@ -73,7 +73,8 @@ class ProblemBlocks:
         X, Y, extra = problem.X, problem.Y, problem.extra_noise
         extra = X.new_zeros(len(X)) if extra is None else extra
         parts = [X, Y, extra] if problem.repeats is None else [X, Y, extra, problem.repeats]
-        for start in range(0, len(X), self.size):
+        # A rank without rows has one empty block.
+        for start in range(0, max(len(X), 1), self.size):
             yield tuple(part[start : start + self.size] for part in parts)
 
     def total(
@@ -168,7 +169,7 @@ def _noise(
     return noise if repeats is None else noise / repeats.counts
 
 
-def _repeated(  # noqa: PLR0913 (a block and its kernel)
+def _repeated(
     kernel: TorchKernel,
     theta: Tensor,
     X: Tensor,

@@ -5,6 +5,7 @@ Half of this file documents the parameters.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -48,7 +49,7 @@ Points = Callable[[torch.Tensor], torch.Tensor]
 
 
 class SGPRRegressor(TableRegressorBase):
-    """Gaussian processes by collapsed inducing points; exact up to 2,000 rows (``small_table``).
+    """Gaussian processes with collapsed inducing points; exact up to 2,000 rows (``small_table``).
 
     The optimal distribution of the function values at m inducing points is inserted into the
     variational bound. This gives a function of the hyperparameters with an exact gradient (Titsias
@@ -431,4 +432,5 @@ class SGPRRegressor(TableRegressorBase):
 
 @torch.no_grad()
 def _least_noise(problem: GPProblem) -> float:
-    return float(problem.noise(problem.kernel.theta0).min())
+    # A rank may have no rows.
+    return min(problem.noise(problem.kernel.theta0).tolist(), default=math.inf)

@@ -12,7 +12,7 @@ import torch
 from torch import Generator, Tensor
 
 from ..._validation import check_duplicates
-from ...core.data import RowSource, Scaling, far_rows
+from ...core.data import RowSource, Scaling, far_rows, random_rows
 from ...core.likelihoods import Likelihood
 from ...core.training import Stepper, TensorAdam
 from ...features import Network
@@ -112,7 +112,8 @@ class SparseRows:
     @classmethod
     def of(cls, source: RowSource, counts: np.ndarray | None = None) -> SparseRows:
         """The rows of a source with the variances that it has."""
-        noise, repeats = torch.as_tensor(source.noise).to(source.device, source.dtype), None
+        known = np.zeros(len(source)) if source.noise is None else source.noise
+        noise, repeats = torch.as_tensor(known).to(source.device, source.dtype), None
         if counts is not None:
             # Rows are merged with those of the same target only.
             repeats = Repeats(torch.as_tensor(counts).to(noise), torch.zeros_like(noise))
@@ -140,6 +141,8 @@ class SparseRows:
 
     def noise_range(self) -> tuple[float, float]:
         """The smallest and the largest known noise variance."""
+        if not len(self.noise):
+            return math.inf, 0.0
         return float(self.noise.min()), float(self.noise.max())
 
     def check_separable(self, white: Tensor) -> None:
@@ -162,7 +165,8 @@ class SparseRows:
         return work(self.blocks, *args, *tensors)
 
     def blocks(self) -> Iterator[tuple[Any, ...]]:
-        for start in range(0, len(self), _BLOCK_ROWS):
+        # A rank without rows has one empty block.
+        for start in range(0, max(len(self), 1), _BLOCK_ROWS):
             yield self.take(slice(start, start + _BLOCK_ROWS))
 
 
@@ -226,8 +230,7 @@ class SparseStepper(Stepper):
         )
         self._adam = self._optimizer()
         self._batches = rows.shuffled(settings.batch_size, generator)
-        order = torch.randperm(len(rows), generator=generator)[:_SCORE_ROWS]
-        self._scored = rows.take(order.sort().values)
+        self._scored = rows.take(random_rows(len(rows), _SCORE_ROWS, generator))
 
     def _optimizer(self) -> TensorAdam | None:
         rate, groups = self.settings.learning_rate, []
@@ -317,8 +320,7 @@ class SparseStepper(Stepper):
         A few dozen steps cannot move the noise far from where it started.
         """
         theta, Z, rows = self._theta.detach(), self.Z.detach(), self.rows
-        n = len(rows)
-        chosen = torch.randperm(n, generator=self.generator)[:_SCALED_ROWS].sort().values
+        chosen = random_rows(len(rows), _SCALED_ROWS, self.generator)
         scales = left_out_scales(self.model.kernel, theta, Z, rows, rows.take(chosen))
         with torch.no_grad():
             # The first hyperparameter is the prior variance, the last one the noise.

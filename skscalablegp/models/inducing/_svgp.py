@@ -11,9 +11,9 @@ from ..._compat import fit_context
 from ...core import (
     FitRun,
     MinibatchGPRegressorBase,
+    OwnRows,
     input_scaling,
     own_rows,
-    read_own_source,
 )
 from ...core.data import RowSource
 from ...core.likelihoods import Likelihood, resolve_likelihood, shares_covariance
@@ -98,8 +98,9 @@ class SVGPRegressor(SparseMixin, MinibatchGPRegressorBase):
     device : str, default="auto"
         Device on which the fit runs; "auto" uses CUDA where it is available.
     dtype : {"auto", "float32", "float64"}, default="auto"
-        Precision of the matrix products in training. "auto" is float64 up to 3,000 rows and float32
-        above. Factors of m x m matrices and predictions are always float64.
+        Precision of the matrix products in training. "auto" is float64. float32 is somewhat
+        faster, and loses what little noise resolves. Factors of m x m matrices and predictions are
+        always float64.
     callbacks : callable, list of callable or None, default=None
         Functions called after each step or score with a `TrainingStep`; training ends when one
         returns a true value.
@@ -166,8 +167,8 @@ class SVGPRegressor(SparseMixin, MinibatchGPRegressorBase):
 
     Notes
     -----
-    If all rows are inducing points, the bound equals the exact log marginal likelihood. Tables of
-    up to 2,000 rows are then trained on that.
+    If all rows are inducing points, the bound equals the exact log marginal likelihood. For
+    tables of up to 2,000 rows, training then maximises this likelihood.
 
     References
     ----------
@@ -332,10 +333,12 @@ class SVGPRegressor(SparseMixin, MinibatchGPRegressorBase):
                 "feature_extractor needs all rows in one process: use "
                 "distribute(rows='replicated')."
             )
-        device = run.machine.device
-        source = read_own_source(self, ranks, run, self._resolved_likelihood, device)
-        given = source, source.likelihood, source.Y.shape[1], run
-        training = self._prepare(*given, rows_of=SharedRows.shared_of)
+        own = OwnRows.read(ranks)
+        t = own.Y.shape[1]
+        likelihood = self._resolved_likelihood(t)
+        scaling = own.scaling(run, likelihood, self._shares_scale(own.known))
+        source = own.source(scaling, likelihood, run.machine.device)
+        training = self._prepare(source, likelihood, t, run, rows_of=SharedRows.shared_of)
         run.begin(source.X, source.Y, n_rows=len(source))
         self._train(training, run)
 

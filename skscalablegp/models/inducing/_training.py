@@ -28,7 +28,9 @@ _NOISE = (1e-4, 5e-4, 2e-3, 5e-3, 0.015)
 # If the first number is the best noise, training starts at the second.
 _MUCH_NOISE = ((0.06, 0.015), (0.1, 0.015), (0.3, 0.03), (1.0, 0.06))
 _NOISE_ROWS = 4096
-_CHECKS = 20
+# Number of scores of a training, and the fewest steps between two of them: a score costs as much as
+# a step.
+_CHECKS, _BETWEEN_CHECKS = 20, 4
 # Largest change of a belief that counts as converged, when rows are added.
 _ABSORBED = 1e-6
 
@@ -152,7 +154,7 @@ def train_batches(stepper: SparseStepper, run: FitRun) -> tuple[int, str]:
         result = train_steps(
             stepper,
             max_steps=settings.max_iter,
-            check_every=max(1, settings.max_iter // _CHECKS),
+            check_every=max(_BETWEEN_CHECKS, settings.max_iter // _CHECKS),
             monitor=run.monitor,
             epochs_per_step=settings.batch_size / len(stepper.rows),
             keep_best=False,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import numpy as np
@@ -61,6 +61,9 @@ class SolvedGPRegressor(GPRegressorBase):
 
     A subclass has the parameters; its `_plan` resolves them for a table.
     """
+
+    # Y - H alpha_ where the last solve ended early and neighbours correct the mean.
+    _residual: np.ndarray | None = None
 
     _any_kernel = True
     _needs_float64 = ""
@@ -122,6 +125,10 @@ class SolvedGPRegressor(GPRegressorBase):
         run.follow(plan.in_precision(self.dtype_))
         self._report(result, final, run)
         summary = plan.describe(self.dtype_, run.device) + numpy_cost(kernel, len(table.X))
+        if self._residual is not None:
+            summary += f"; the {NEAREST} nearest rows correct the mean of a solve that ended early"
+        if final is not None and final.summary:
+            summary += f"; {final.summary}"
         run.reports(jitter=jitter, summary=summary, **result.state.extra)
 
     def _keep_plan(self, plan: IterativePlan, run: FitRun) -> None:
@@ -138,7 +145,7 @@ class SolvedGPRegressor(GPRegressorBase):
         self, problem: GPProblem, plan: IterativePlan, run: FitRun
     ) -> tuple[TrainingResult, IterativePlan]:
         """Train the hyperparameters, if there are any, and revise the plan where that fails."""
-        result = train_planned(problem, plan.estimator, plan.stages, plan.training, run)
+        result = train_planned(problem, plan.estimator, plan.training, run)
         local = plan.posterior.value == "neighbors" and not plan.all_rows
         if not (local and result.planned and result.n_iter) or run.stopped:
             return result, plan
@@ -176,44 +183,46 @@ class SolvedGPRegressor(GPRegressorBase):
         self.kernel_ = kernel.to_sklearn(torch.as_tensor(theta))
         # exp(theta) was rounded: this is the theta from which the posterior would be built again.
         theta = torch.tensor(self.kernel_.theta)
-        self._pathwise = None
+        self._pathwise = self._residual = None
         if plan.posterior.value == "exact":
             return None, self._factorise(kernel, theta, plan, generator)
         problem = self._well_conditioned(theta, plan)
         self.dtype_ = str(problem.X.dtype).removeprefix("torch.")
         n_samples = plan.n_samples if plan.posterior.value == "pathwise" else 0
-        solves = plan.solves
-        if plan.posterior.value == "neighbors":
-            solves = solves.of_the_mean(problem.operator(theta), plan.room, budget)
-        final = final_solve(problem, theta, solves, n_samples, state, generator, budget)
+        solves, near = plan.solves, plan.posterior.value == "neighbors"
+        if near:
+            solves = solves.of_the_mean(problem.operator(theta), plan.room, budget, problem.keep)
+        final = final_solve(problem, theta, solves, n_samples, state, generator, budget, near)
         if final.samples is not None:
             self._pathwise = to_numpy(final.samples)
         weights, scale = final.weights.cpu().double(), 1.0
-        # If a solve has ended early, its errors would be attributed to the rows.
-        if not plan.all_rows and final.solution.converged:
+        if final.left is not None:
+            # Neighbours correct the mean of a solve that has ended early.
+            self._residual = final.left.cpu().double().numpy()
+        # Without this, the errors of the solve would be attributed to the rows.
+        if not plan.all_rows and (near or final.solution.converged):
             posterior = self._iterative_posterior(weights)
-            theta, scale = self._best_scale(kernel, theta, posterior, generator)
+            late = budget.limit is not None and budget.left == 0
+            left_out = self._left_out_errors(theta, posterior, generator, late)
+            theta, scale = self._best_scale(kernel, theta, left_out)
+            if left_out is not None:
+                final = replace(final, summary=left_out.summary(scale, self._y_train_std))
         self._keep_scaled(kernel, theta, weights, (final.value, final.std_error), scale)
         return final, 0.0
 
-    def _best_scale(
+    def _left_out_errors(
         self,
-        kernel: TorchKernel,
         theta: torch.Tensor,
         posterior: Posterior,
         generator: torch.Generator,
-    ) -> tuple[torch.Tensor, float]:
-        """The hyperparameters of the kernel times its best factor, and this factor.
+        late: bool = False,
+    ) -> LeftOut | None:
+        """Leave-one-out errors of random rows; None if they would need further solves.
 
-        The factor is the mean squared leave-one-out error of random rows, in units of its variance:
-        the maximum of their log density. Merged rows are left out as a whole, and so is what they
-        contribute to the likelihood of the noise. With priors it is the maximum of the density that
-        as many rows as the table has would have with this error, plus the log prior. The mean does
-        not depend on it. It is one where an amplitude or a noise level is fixed or known, or would
-        pass the bound that a user has given.
+        Merged rows are left out as a whole.
         """
         problem = self._trained_problem(posterior.dtype, False)
-        many = _LEFT_OUT_NEAR if self.posterior_ == "neighbors" else _LEFT_OUT
+        many = _LEFT_OUT_NEAR if self.posterior_ == "neighbors" and not late else _LEFT_OUT
         rows = random_rows(len(problem.X), many, generator)
         X, Y = problem.X[rows], problem.Y[rows]
         noise = posterior.noise(X)
@@ -221,19 +230,37 @@ class SolvedGPRegressor(GPRegressorBase):
         merged = problem.noise(theta, rows).to(noise) - noise
         known = torch.zeros_like(noise) if problem.repeats is None else merged
         left_out = posterior.leave_one_out(rows, X, Y, known)
-        if left_out is None:  # leave-one-out predictions would need further solves
-            return theta, 1.0
+        if left_out is None:
+            return None
         mean, variance = left_out
-        scale = float(((Y - mean).square() / variance[:, None]).mean())
+        return LeftOut(problem, rows, Y - mean, variance, noise)
+
+    def _best_scale(
+        self, kernel: TorchKernel, theta: torch.Tensor, left_out: LeftOut | None
+    ) -> tuple[torch.Tensor, float]:
+        """The hyperparameters of the kernel times its best factor, and this factor.
+
+        The factor is the mean squared leave-one-out error of random rows, in units of its variance:
+        the maximum of their log density. Merged rows contribute to it what they contribute to the
+        likelihood of the noise. With priors it is the maximum of the density that
+        as many rows as the table has would have with this error, plus the log prior. The mean does
+        not depend on it. It is one where an amplitude or a noise level is fixed or known, or would
+        pass the bound that a user has given.
+        """
+        if left_out is None:
+            return theta, 1.0
+        problem, rows, errors = left_out.problem, left_out.rows, left_out.errors
+        scale = float((errors.square() / left_out.variance[:, None]).mean())
         if problem.repeats is not None:
             repeats = problem.repeats[rows]
-            within = float((repeats.within / problem.row_noise(theta, rows)).sum()) / Y.shape[1]
+            within = repeats.within / problem.row_noise(theta, rows)
+            within = float(within.sum()) / errors.shape[1]
             scale = (scale * len(rows) + within) / float(repeats.counts.sum())
         if not 0 < scale < math.inf:
             return theta, 1.0
         variances = torch.as_tensor(kernel.variances).to(theta)
         if kernel.log_prior:
-            n, error, middle = self.n_samples_seen_ * Y.shape[1], scale, math.log(scale)
+            n, error, middle = self.n_samples_seen_ * errors.shape[1], scale, math.log(scale)
 
             def loss(at: float) -> float:
                 prior, _ = kernel.log_prior((theta + variances * at).numpy())
@@ -246,9 +273,9 @@ class SolvedGPRegressor(GPRegressorBase):
         if self.kernel is not None and ((moved < low) | (moved > high)).any():
             return theta, 1.0
         known = problem.extra_noise
-        if known is not None and known.max() > _NEGLIGIBLE * noise.min():
+        if known is not None and known.max() > _NEGLIGIBLE * left_out.noise.min():
             return theta, 1.0
-        at = X[:10].to(torch.float64)
+        at = problem.X[rows[:10]].to(torch.float64)
         for part in (lambda to: kernel.cross(to, at, at), lambda to: kernel.noise(to, at)):
             if not torch.allclose(scale * part(theta), part(moved), atol=0):
                 return theta, 1.0
@@ -269,7 +296,8 @@ class SolvedGPRegressor(GPRegressorBase):
         posterior, evaluation = ExactPosterior.of(problem, theta, self._max_jitter())
         scale = 1.0
         if not plan.all_rows:
-            theta, scale = self._best_scale(kernel, theta, posterior, generator)
+            left_out = self._left_out_errors(theta, posterior, generator)
+            theta, scale = self._best_scale(kernel, theta, left_out)
         weights = evaluation.weights.cpu().double()
         self._keep_scaled(kernel, theta, weights, (evaluation.value, 0.0), scale)
         if not plan.all_rows:
@@ -339,7 +367,9 @@ class SolvedGPRegressor(GPRegressorBase):
     def _iterative_posterior(self, weights: torch.Tensor) -> IterativePosterior:
         """The posterior at `kernel_`, whose mean has these weights."""
         problem = self._prediction_problem()
-        operator = problem.operator(problem.kernel.theta0)
+        operator, left = problem.operator(problem.kernel.theta0), None
+        if self._residual is not None:
+            left = torch.tensor(self._residual).to(operator.device, operator.dtype)
         return IterativePosterior(
             operator,
             weights.to(operator.device, operator.dtype),
@@ -347,6 +377,40 @@ class SolvedGPRegressor(GPRegressorBase):
             solver=self._solves.variances,
             stopping=self._solves.stopping(operator),
             n_nearest=NEAREST if self.posterior_ == "neighbors" else None,
+            residual=left,
+        )
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """Leave-one-out errors of some rows.
+
+    Attributes
+    ----------
+    problem : GPProblem
+        All rows.
+    rows : Tensor of shape (m,)
+    errors : Tensor of shape (m, t)
+        In the units of training.
+    variance, noise : Tensor of shape (m,)
+        Of the left-out targets, and of the noise of a single row.
+    """
+
+    problem: GPProblem
+    rows: torch.Tensor
+    errors: torch.Tensor
+    variance: torch.Tensor
+    noise: torch.Tensor
+
+    def summary(self, scale: float, y_std: np.ndarray) -> str:
+        """Their size in the units of the targets, with the kernel multiplied by `scale`."""
+        unit = torch.as_tensor(np.atleast_1d(y_std)).to(self.errors)
+        errors, variance = self.errors * unit, self.variance[:, None] * unit.square() * scale
+        rmse = float(errors.square().mean().sqrt())
+        log_density = variance.log() + errors.square() / variance + math.log(2 * math.pi)
+        return (
+            f"leave-one-out errors of {len(self.rows):,} rows have an RMSE of {rmse:.3g} and an "
+            f"NLPD of {float(log_density.mean()) / 2:.3f}"
         )
 
 

@@ -28,13 +28,13 @@ class IterativeGPRegressor(SolvedGPRegressor):
 
     It is a drop-in replacement for :class:`sklearn.gaussian_process.GaussianProcessRegressor`.
     Up to 3,000 rows the hyperparameters maximise the exact likelihood. Larger tables start with
-    nested random subsets, and up to 8,000 rows steps on all rows follow. From 8,000 to 50,000 rows
+    nested random subsets, and up to 8,000 rows steps on all rows follow. From 8,000 to 100,000 rows
     (on a CPU) the subsets, of up to 6,000 rows, determine the hyperparameters (above 20,000 rows
     together with neighbourhoods), and held-out rows the scale of the kernel. All rows predict: by
-    one factorisation up to 20,000 rows, by one linear solve above. ``train_on="all"``, or any value
-    of ``solver``, ``gradient`` or ``optimizer`` other than "auto", selects training on all rows,
-    with gradients from preconditioned conjugate gradients. Before a fit, predictions are those of
-    the prior. See :ref:`default_sizes`.
+    one factorisation up to 20,000 rows, by one linear solve above, whose end neighbours correct.
+    ``train_on="all"``, or any value of ``solver``, ``gradient`` or ``optimizer`` other than "auto",
+    selects training on all rows, with gradients from preconditioned conjugate gradients. Before a
+    fit, predictions are those of the prior. See :ref:`default_sizes`.
 
     Parameters
     ----------
@@ -59,7 +59,7 @@ class IterativeGPRegressor(SolvedGPRegressor):
             None, default="auto"
         Method that trains the hyperparameters; None keeps them at their initial values. "auto" is a
         quasi-Newton method if values and gradients are exact or a subset has given the curvature,
-        and "natural" otherwise (above 50,000 rows, or with ``subset_size=None``); see
+        and "natural" otherwise (above 100,000 rows, or with ``subset_size=None``); see
         :mod:`skscalablegp.training`. "adam" is the method of the paper. A callable has
         scikit-learn's signature. For up to 500 rows and a given kernel, "auto" and "fmin_l_bfgs_b"
         also run scikit-learn's optimiser from every start and keep the better optimum.
@@ -73,7 +73,7 @@ class IterativeGPRegressor(SolvedGPRegressor):
     train_on : {"auto", "subsets", "all"}, default="auto"
         Rows on which the hyperparameters are trained. "all" starts with the subsets and continues
         with all rows. "subsets" ends with the subsets, and leave-one-out errors give the scale of
-        the kernel. "auto" is "subsets" from 8,000 to 50,000 rows on a CPU, unless a solver,
+        the kernel. "auto" is "subsets" from 8,000 to 100,000 rows on a CPU, unless a solver,
         gradient, optimizer or subset_size is given. Small tables have no subsets.
     random_state : int, RandomState instance or None, default=None
         Seed for all random choices of a fit; None uses a new seed each time.
@@ -96,11 +96,14 @@ class IterativeGPRegressor(SolvedGPRegressor):
     posterior : {"auto", "exact", "neighbors", "pathwise", "solve"}, default="auto"
         Method that computes predictive variances. "exact" is one Cholesky factorisation.
         "neighbors" computes a variance from the 256 training rows with the largest covariances; it
-        is never below the exact one. "pathwise" uses `n_probes` posterior samples, and "solve"
-        solves a linear system for each prediction. Means, joint covariances and samples use all
-        rows in any case. "auto" is "exact" up to 20,000 rows (40,000 on a GPU), "neighbors" up to
-        50,000 on a CPU, and "pathwise" otherwise; with an iterative solver given by name, "solve"
-        up to 3,000 rows and "pathwise" above.
+        is never below the exact one. These rows also predict what the last solve has left of the
+        targets. With ``solver="auto"`` the solve ends when the errors of left-out rows no longer
+        fall, above `solver_tol`; otherwise only the time limit ends it early. Such a mean costs as
+        much as a variance. "pathwise" uses `n_probes` posterior samples, and "solve" solves a
+        linear system for each prediction. Means, joint covariances and samples use all rows in any
+        case. "auto" is "exact" up to 20,000 rows (40,000 on a GPU), "neighbors" up to 100,000 on a
+        CPU, and "pathwise" otherwise; with an iterative solver given by name, "solve" up to 3,000
+        rows and "pathwise" above.
     n_probes : int or "auto", default="auto"
         Number of probe vectors for the trace in the gradient. They are also the samples of a
         pathwise posterior. "auto" is 32 if only gradients use them, and 64 if variances do.
@@ -141,8 +144,8 @@ class IterativeGPRegressor(SolvedGPRegressor):
     subset_size : int, "auto" or None, default="auto"
         Number of rows in the exact fit from which training starts. "auto" is 2,000 for tables of
         more than 3,000 rows, several subsets of up to 6,000 rows where subsets alone are trained,
-        and ten neighbourhoods of 2,000 rows above 50,000 rows. For smaller tables it is None, which
-        starts at the hyperparameters of the kernel.
+        and ten neighbourhoods of 2,000 rows above 100,000 rows on a CPU (50,000 on a GPU). For
+        smaller tables it is None, which starts at the hyperparameters of the kernel.
     solver_max_epochs : float, default=1000
         Budget of one linear solve, in epochs; one epoch evaluates n^2 kernel entries.
     solver_warm_start : bool, default=True

@@ -20,7 +20,6 @@ from ...core import (
     ignore,
     is_auto,
     plan_stages,
-    plan_training,
     resolve,
     rows_for,
 )
@@ -56,8 +55,10 @@ SUBSET_ROWS = 2_000
 FIRST_SUBSET_ROWS = 667
 # Rows of the largest nested subset, at one or two seconds a step on two cores.
 EXACT_SUBSET_ROWS = 6_000
-# Rows above which the start averages over neighbourhoods (Lin et al. 2024).
-CENTROID_ROWS = 50_000
+# Rows up to which subsets alone give the hyperparameters, and neighbours the variances. Above, the
+# start averages over neighbourhoods (Lin et al. 2024), and all rows are trained. On CPUs the last
+# solve for 100,000 rows takes minutes (python benchmarks/last_solve.py --part fit).
+CENTROID_ROWS = {"cpu": 100_000, "cuda": 50_000, "xpu": 50_000}
 # Rows up to which "auto" computes variances of an iterative model by solves.
 SOLVED_VARIANCE_ROWS = 3_000
 # Training rows by which "neighbors" computes a variance.
@@ -150,7 +151,7 @@ class IterativePlan(Plan):
             plan,
             solver=Choice("cholesky", _ILL_CONDITIONED),
             gradient=Choice("exact", _ILL_CONDITIONED),
-            training=plan_training(self.stages, True, self.n),
+            training=self.training.factorised(),
             estimator=ExactGradient(self.solves.max_jitter),
             solves=self.solves.factorised(),
         )
@@ -212,6 +213,7 @@ def plan(
         given["solver_max_epochs"],
         given["solver_warm_start"],
         max_jitter(params.solver, params.gradient),
+        ends_early=is_auto(params.solver),
     )
     keep = keeps_matrix(n, dtype, machine, exact) and (exact or params.products not in _FUSED)
     products = None if keep else plan_products(params.products, machine)
@@ -305,7 +307,7 @@ def plan_posterior(
         value, why = sampled if n > SOLVED_VARIANCE_ROWS else solved
     elif exact or (fits and n <= EXACT_POSTERIOR_ROWS[machine.device.type]):
         value, why = "exact", "one factorisation fits into memory and serves all predictions"
-    elif spectral and n <= CENTROID_ROWS and machine.device.type == "cpu":
+    elif spectral and n <= CENTROID_ROWS["cpu"] and machine.device.type == "cpu":
         value, why = near
     else:
         value, why = sampled
@@ -314,7 +316,7 @@ def plan_posterior(
 
 def plan_subsets(params: Any, n: int, d: int, machine: Machine) -> Subsets | None:
     """The exact fits with which training begins."""
-    size, count = params.subset_size, 1 if n <= CENTROID_ROWS else 10
+    size, count = params.subset_size, 1 if n <= CENTROID_ROWS[machine.device.type] else 10
     if size is None or params.optimizer is None:
         return None
     if not is_auto(size):

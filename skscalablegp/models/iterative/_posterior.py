@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor
+from torch import Tensor, nn
 
 from ...core.posteriors import (
     Draws,
@@ -78,12 +78,18 @@ class IterativePosterior(KernelPosterior):
     n_nearest : int, optional
         Number of training rows from which the variance of a row is computed: those with the largest
         covariances. None takes all rows, by samples or solves.
+    residual : Tensor of shape (n, t), optional
+        Y - H weights, where the solve ended early. Neighbours then correct the mean.
 
     Notes
     -----
     With s samples the standard deviation has a relative standard error of 1 / sqrt(2 s). With k
     neighbours variances are never below the exact ones, up to rounding, and cost O(n + k^3) a row.
     Joint covariances and samples take all rows in any case.
+
+    With a residual r, the mean is k' w + k_N' H_NN^-1 r_N, where N are the neighbours: the process
+    of the neighbours predicts what the weights have left. It is the mean of the neighbours alone
+    for w = 0, and that of all rows after a solve that has converged.
     """
 
     def __init__(
@@ -95,14 +101,17 @@ class IterativePosterior(KernelPosterior):
         solver: Any,
         stopping: Any,
         n_nearest: int | None = None,
+        residual: Float[Tensor, "n t"] | None = None,
     ):
         super().__init__(operator, weights)
         self.samples, self._n_nearest = samples, n_nearest
+        self._residual = residual
         self._solver = solver
         self._stopping = stopping
 
     def module(self, with_variance: bool = True) -> PosteriorModule:
         """The mean, and variances only from stored samples."""
+        self._check_ended()
         mean = self._linear(None)
         if not with_variance:
             return mean
@@ -113,6 +122,19 @@ class IterativePosterior(KernelPosterior):
                 "model in LOVEPredictor(max_variance_rank=...), whose low-rank variances can."
             )
         return PathwiseModule(mean, self.samples, self.operator)
+
+    def functions(self, n_samples: int, generator: torch.Generator) -> nn.Module:
+        self._check_ended()
+        return super().functions(n_samples, generator)
+
+    def _check_ended(self) -> None:
+        if self._residual is not None:
+            raise NotExportable(
+                "The last linear solve of this model has ended early, and neighbours correct its "
+                "mean, which cannot become part of a torch module: fit again with more time and "
+                "solver='block_cg', train_on='subsets', posterior='neighbors', which solve to the "
+                "end."
+            )
 
     def _inverse_times(self, B: Float[Tensor, "n s"]) -> Float[Tensor, "n s"]:
         return self._solve(B.to(self.operator.dtype)).value
@@ -140,6 +162,9 @@ class IterativePosterior(KernelPosterior):
         prior = prior_values(samples.features, self.operator.theta, X, samples.prior_weights)
         return both[:, :t], prior - both[:, t:]
 
+    def mean(self, X: Float[Tensor, "m d"]) -> Float[Tensor, "m t"]:
+        return super().mean(X) if self._residual is None else self._mean_and_variance(X)[0]
+
     def moments(self, X: Float[Tensor, "m d"]) -> Moments:
         return Moments(*self._mean_and_variance(X), self.noise(X))
 
@@ -148,25 +173,43 @@ class IterativePosterior(KernelPosterior):
             cross = self.cross(X)
             K, prior = cross.to_dense(), cross.prior_diag()
             near = K.abs().topk(min(self._n_nearest, K.shape[1]), 1, sorted=False).indices
-            return K @ self.weights, reported_variance(prior - self._explained(K, near), prior)
+            left = None if self._residual is None else self._residual[near]
+            explained, correction = self._explained(K, near, left)
+            return K @ self.weights + correction, reported_variance(prior - explained, prior)
         if self.samples is None:
             solved = self._solved_cross(X)
             return solved[0].T @ self.weights, self._solved_variance(X, *solved)
         mean, deviations = self._mean_and_deviations(X, self.samples)
         return mean, deviations.square().mean(1)
 
-    def _explained(self, K: Float[Tensor, "m n"], near: Int[Tensor, "m k"]) -> Float[Tensor, " m"]:
-        """By how much the rows `near` reduce the prior variance of each row; O(k^3) a row."""
+    def _explained(
+        self,
+        K: Float[Tensor, "m n"],
+        near: Int[Tensor, "m k"],
+        left: Float[Tensor, "m k t"] | None,
+    ) -> tuple[Float[Tensor, " m"], Tensor | float]:
+        """By how much the rows `near` reduce the prior variance, and what `left` adds to the mean.
+
+        O(k^3) a row.
+        """
         operator, chosen = self.operator, K.gather(1, near).double()
 
-        def explained(i: int) -> Tensor:
+        def explained(i: int) -> tuple[Tensor, Tensor | None]:
             L = cholesky_with_jitter(operator.block(near[i]).double())[0]
-            return torch.linalg.solve_triangular(L, chosen[i, :, None], upper=False).square().sum()
+            half = torch.linalg.solve_triangular(L, chosen[i, :, None], upper=False)
+            if left is None:
+                return half.square().sum(), None
+            halves = torch.linalg.solve_triangular(L, left[i].double(), upper=False)
+            return half.square().sum(), (half.T @ halves)[0]
 
         # A user's own NumPy kernel may not be thread-safe.
         run = map if operator.kernel.numpy_code else partial(map_in_order, device=K.device)
         parts = list(run(explained, range(len(K))))
-        return torch.stack(parts).to(K) if parts else K.new_zeros(0)
+        found = torch.stack([part for part, _ in parts]).to(K) if parts else K.new_zeros(0)
+        if left is None:
+            return found, 0.0
+        added = [part for _, part in parts if part is not None]
+        return found, torch.stack(added).to(K) if added else K.new_zeros(0, left.shape[2])
 
     def _solved_variance(
         self, X: Float[Tensor, "m d"], cross: Tensor, V: Tensor, R: Tensor
@@ -207,10 +250,16 @@ class IterativePosterior(KernelPosterior):
             score[own, rows] = -1  # A row is no neighbour of its own.
             k = min(self._n_nearest, K.shape[1] - 1)
             near = score.topk(k, 1, sorted=False).indices
-            prior = cross.prior_diag()
-            variance = reported_variance(prior - self._explained(K, near), prior)
-            variance = variance + known + cross.prior_noise()
-            return Y - self.weights[rows] * variance[:, None], variance
+            prior, own_weights, left = cross.prior_diag(), self.weights[rows], None
+            if self._residual is not None:
+                # What the others have left, without the weight of the row itself.
+                left = self._residual[near] + K.gather(1, near)[:, :, None] * own_weights[:, None]
+            explained, correction = self._explained(K, near, left)
+            variance = reported_variance(prior - explained, prior) + known + cross.prior_noise()
+            if left is None:
+                return Y - own_weights * variance[:, None], variance
+            mean = K @ self.weights - K[own, rows, None] * own_weights + correction
+            return mean, variance
         if self.samples is None:
             return None
         solved = self.samples.representer_weights.to(known)
@@ -237,6 +286,7 @@ class IterativePosterior(KernelPosterior):
             except NoSpectralDensity:
                 return super().sample(X, n_samples, random_state)
         mean, deviations = self._mean_and_deviations(X, samples)
+        mean = mean if self._residual is None else self.mean(X)
         deviations = deviations.reshape(len(X), t, n_samples)
         white = torch.randn(deviations.shape, generator=generator, dtype=deviations.dtype)
         white = white.to(deviations.device) * self.noise(X).sqrt()[:, None, None]

@@ -14,11 +14,7 @@ from ...core import ignore, is_auto
 from ...core.training import Budget
 from ...linalg.gradients import PathwiseGradient
 from ...linalg.operators import KernelOperator
-from ...linalg.preconditioners import (
-    PivotedCholesky,
-    PreconditionerConfig,
-    resolve_preconditioner,
-)
+from ...linalg.preconditioners import PIC, PreconditionerConfig, resolve_preconditioner
 from ...linalg.solvers import (
     Cholesky,
     MaxEpochs,
@@ -31,10 +27,16 @@ from ...linalg.solvers import (
 # Largest relative residual of solves for variances, absolute and as a multiple of noise / signal;
 # standard deviations are then accurate to 1%.
 _TOL, _TOL_OF_NOISE = 1e-4, 0.03
-# Rank of the preconditioner, and largest relative residual, of a solve for the targets alone.
-_MEAN_RANK, _MEAN_TOL = 1000, 3e-3
+# Largest rank of the preconditioner of a solve for the targets alone, with a stored matrix and
+# without, where a product takes longer because it evaluates the matrix.
+_MEAN_RANK = {True: 700, False: 1500}
+# Rows of its blocks for each unit of its rank.
+_BLOCK_OF_RANK = 2
+# Largest relative residual of such a solve. On 12,000 drawn rows the RMSE is then 0.3% above that
+# of a residual of 2e-4 (python benchmarks/sketch.py --n 12000 --solvers "block_cg, PIC").
+_MEAN_TOL = 5e-3
 # Bytes that building such a preconditioner takes for each row and each unit of its rank: factor,
-# orthonormal basis and their copies in double precision. They get half of the room for matrices.
+# whitened factor, blocks and copies in double precision. They get half of the room for matrices.
 _BYTES_OF_RANK, _SHARE_OF_ROOM = 40, 0.5
 
 # Parameters that a gradient object and the estimator both have.
@@ -64,6 +66,8 @@ class Solves:
         Whether solves begin with earlier solutions.
     max_jitter : float
         Of factorisations, as a multiple of the mean diagonal entry.
+    ends_early : bool
+        Whether the last solve may end above its tolerance where neighbours correct the mean.
     """
 
     solver: Solver
@@ -72,6 +76,7 @@ class Solves:
     max_epochs: float
     warm_start: bool = False
     max_jitter: float = 1e-3
+    ends_early: bool = False
 
     def pathwise(self, n_probes: int) -> PathwiseGradient:
         """Posterior samples by these solves."""
@@ -87,8 +92,10 @@ class Solves:
         """These solves by a factorisation."""
         return replace(self, solver=Cholesky(self.max_jitter))
 
-    def of_the_mean(self, operator: KernelOperator, room: float, budget: Budget) -> Solves:
-        """These solves for the targets alone.
+    def of_the_mean(
+        self, operator: KernelOperator, room: float, budget: Budget, kept: bool = True
+    ) -> Solves:
+        """These solves for the targets alone; `kept` says whether H is stored.
 
         A product with few columns waits for memory, so that a larger preconditioner costs little
         time. It is as large as `room`, the bytes that all matrices together may take, allows. With
@@ -100,14 +107,14 @@ class Solves:
             given = solver.preconditioner
             if _same("preconditioner", given, default_preconditioner()):
                 fits = _SHARE_OF_ROOM * room / (_BYTES_OF_RANK * n)
-                rank = min(_MEAN_RANK, n // 10, fits)
+                rank = min(_MEAN_RANK[kept], n // 10, fits)
                 if budget.limit is not None and rank > given.rank:
                     seed = torch.Generator().manual_seed(0)
                     took = budget.timed(lambda: given.build(operator, seed))
                     left = budget.share("preconditioner").left
                     rank = min(rank, given.rank * math.sqrt(left / took))
                 rank = max(given.rank, int(rank))
-                solver.set_params(preconditioner=PivotedCholesky(rank, True, remainder=True))
+                solver.set_params(preconditioner=PIC(rank, _BLOCK_OF_RANK * rank))
         return replace(self, solver=solver, tol=min(self.tol, _MEAN_TOL))
 
     def stopping(self, operator: KernelOperator) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -16,7 +17,7 @@ from ...kernels import TorchKernel
 from ...linalg.blocks import look_up
 from ...linalg.gradients import GPProblem
 from ...linalg.operators import kernel_of_sets, slope
-from ...linalg.parallel import map_in_order
+from ...linalg.parallel import Helpers, map_in_order
 from ...linalg.solvers import cholesky_with_jitter
 from ._local import Shared, condition, gather, starts
 
@@ -162,16 +163,17 @@ class FullScale:
 
     Attributes
     ----------
+    theta : Tensor of shape (p,)
     rows : Tensor of shape (n, q)
         u at all training rows.
     targets : Tensor of shape (n, t)
     """
 
     def __init__(self, problem: GPProblem, theta: Float[Tensor, " p"], inducing: Int[Tensor, " q"]):
-        self._problem, self._theta, self.targets = problem, theta.detach(), problem.Y
+        self._problem, self.theta, self.targets = problem, theta.detach(), problem.Y
         self._Z = problem.X[inducing.to(problem.X.device)]
         with torch.no_grad():
-            self._factor = factor_of(problem.kernel, self._theta, self._Z)
+            self._factor = factor_of(problem.kernel, self.theta, self._Z)
         self.rows = self.features(problem.X)
 
     def features(self, X: Float[Tensor, "b d"]) -> Float[Tensor, "b q"]:
@@ -180,7 +182,7 @@ class FullScale:
             return torch.cat(list(map_in_order(self._features, X.split(_FEATURE_ROWS), X.device)))
 
     def _features(self, X: Tensor) -> Tensor:
-        return _solved(self._factor, self._problem.kernel.cross(self._theta, self._Z, X))
+        return _solved(self._factor, self._problem.kernel.cross(self.theta, self._Z, X))
 
     def _step(self, theta: Tensor, earlier: Earlier, some: slice) -> tuple[_Steps, Tensor, Tensor]:
         """Some rows given those before them, the kernel's matrices, and the noise in them."""
@@ -214,7 +216,7 @@ class FullScale:
         def part(some: slice) -> tuple[Tensor, Tensor, float, float]:
             look_up()
             with torch.no_grad():
-                e, h, d = self._step(self._theta, earlier, some)[0][:3]
+                e, h, d = self._step(self.theta, earlier, some)[0][:3]
             scaled = h / d[:, None]
             square = float((e.square() / d[:, None]).sum())
             return scaled.mT @ h, scaled.mT @ e, float(d.log().sum()), square
@@ -234,37 +236,20 @@ class FullScale:
         factor = torch.linalg.cholesky(sums.precision) if len(sums.precision) else sums.precision
         return Belief(_solved_twice(sums.linear, factor), factor)
 
-    def likelihood(
-        self, earlier: Earlier, eval_gradient: bool = True
-    ) -> tuple[float, Float[Tensor, " p"] | None]:
-        r"""log p(Y), summed over targets, and its gradient.
+    def gradient(self, earlier: Earlier, belief: Belief) -> Float[Tensor, " p"]:
+        """What some rows add to the gradient of the likelihood, given the posterior of v."""
 
-        -1/2 [t sum log d + t log|P| + sum |e|^2 / d - tr(b' P b)] - n t / 2 log 2 pi, with b the
-        mean of v. The gradient has the same cost.
-        """
-        sums, (n, t) = self.sums(earlier), self._problem.Y.shape
-        factor = torch.linalg.cholesky(sums.precision) if len(sums.precision) else sums.precision
-        b = _solved_twice(sums.linear, factor)
-        log_det = sums.log_det + 2 * float(factor.diagonal().log().sum())
-        value = t * log_det + sums.square - float((sums.linear * b).sum())
-        value = -0.5 * (value + n * t * math.log(2 * math.pi))
-        more, grad = self._problem.repeated(self._theta, eval_gradient)
-        if eval_gradient:
-            grad = grad + self._gradient(earlier, Belief(b, factor)).cpu()
-        return value + more, grad if eval_gradient else None
-
-    def _gradient(self, earlier: Earlier, belief: Belief) -> Float[Tensor, " p"]:
         def part(some: slice) -> tuple[Tensor, Tensor, Tensor]:
             look_up()
             with torch.enable_grad():
-                at = self._theta.clone().requires_grad_()
+                at = self.theta.clone().requires_grad_()
                 steps, K, noise = self._step(at, earlier, some)
                 left, right, slopes = _adjoints(steps, belief)
                 value = (left[:, None] @ K @ right[:, :, None]).sum() + (left * right * noise).sum()
                 everything = torch.cat([earlier.near[some], earlier.rows[some, None]], 1)
                 return slope(value, at), everything.flatten(), slopes.flatten(0, 1)
 
-        total, by_rows = torch.zeros_like(self._theta), torch.zeros_like(self.rows)
+        total, by_rows = torch.zeros_like(self.theta), torch.zeros_like(self.rows)
         for one, rows, slopes in map_in_order(part, self._parts(earlier), self.rows.device):
             total += one
             by_rows.index_add_(0, rows.to(by_rows.device), slopes)
@@ -275,13 +260,79 @@ class FullScale:
             look_up()
             some = slice(start, start + _FEATURE_ROWS)
             with torch.enable_grad():
-                at, kernel = self._theta.clone().requires_grad_(), self._problem.kernel
+                at, kernel = self.theta.clone().requires_grad_(), self._problem.kernel
                 factor = factor_of(kernel, at, self._Z)
                 U = _solved(factor, kernel.cross(at, self._Z, self._problem.X[some]))
                 return slope((by_rows[some] * U).sum(), at)
 
         begin = range(0, len(self.rows), _FEATURE_ROWS)
         return total + sum(map_in_order(of_features, begin, self.rows.device))
+
+
+@dataclass
+class WholeLikelihood:
+    r"""The likelihood of all rows, as sums over them that several processes may share.
+
+    Attributes
+    ----------
+    problem : GPProblem
+        All training rows.
+    inducing : Tensor of shape (q,)
+        Numbers of the rows that are inducing points.
+    earlier : Earlier
+    """
+
+    problem: GPProblem
+    inducing: Int[Tensor, " q"]
+    earlier: Earlier
+    _last: FullScale | None = None
+
+    def __getstate__(self) -> dict:
+        return dict(vars(self), _last=None)
+
+    def _process(self, theta: Float[Tensor, " p"]) -> FullScale:
+        if self._last is None or not torch.equal(self._last.theta, theta):
+            self._last = FullScale(self.problem, theta, self.inducing)
+        return self._last
+
+    def _rows(self, some: Int[Tensor, " b"]) -> Earlier:
+        return Earlier(*(part[some] for part in self.earlier))
+
+    def sums(self, some: Int[Tensor, " b"], theta: Float[Tensor, " p"]) -> Sums:
+        """Sums over some places in the order, without the I of the precision."""
+        found = self._process(theta).sums(self._rows(some))
+        return found._replace(precision=found.precision - _identity(found.precision))
+
+    def gradient(
+        self, some: Int[Tensor, " b"], theta: Float[Tensor, " p"], belief: Belief
+    ) -> Float[Tensor, " p"]:
+        """What these places add to the gradient."""
+        return self._process(theta).gradient(self._rows(some), belief).cpu()
+
+    def at(
+        self, theta: Float[Tensor, " p"], eval_gradient: bool = True, helpers: Helpers | None = None
+    ) -> tuple[float, Float[Tensor, " p"] | None]:
+        r"""log p(Y), summed over targets, and its gradient.
+
+        -1/2 [t sum log d + t log|P| + sum |e|^2 / d - tr(b' P b)] - n t / 2 log 2 pi, with b the
+        mean of v. The gradient has the same cost.
+        """
+        theta, (n, t) = theta.detach(), self.problem.Y.shape
+        helpers = Helpers(wanted=False) if helpers is None else helpers
+        places = torch.arange(n)
+        parts = helpers.each(self, WholeLikelihood.sums, [places], theta)
+        sums = Sums(*map(sum, zip(*parts, strict=True)))
+        precision = sums.precision + _identity(sums.precision)
+        factor = torch.linalg.cholesky(precision) if len(precision) else precision
+        b = _solved_twice(sums.linear, factor)
+        log_det = sums.log_det + 2 * float(factor.diagonal().log().sum())
+        value = t * log_det + sums.square - float((sums.linear * b).sum())
+        value = -0.5 * (value + n * t * math.log(2 * math.pi))
+        more, grad = self.problem.repeated(theta, eval_gradient)
+        if eval_gradient:
+            given = theta, Belief(b, factor)
+            grad = grad + sum(helpers.each(self, WholeLikelihood.gradient, [places], *given))
+        return value + more, grad if eval_gradient else None
 
 
 class Belief(NamedTuple):
@@ -326,6 +377,10 @@ class SharedWeights(Shared):
 def _solved(factor: Float[Tensor, "q q"], B: Float[Tensor, "q b"]) -> Float[Tensor, "b q"]:
     """(L^-1 B)'."""
     return torch.linalg.solve_triangular(factor, B, upper=False).mT
+
+
+def _identity(like: Float[Tensor, "q q"]) -> Float[Tensor, "q q"]:
+    return torch.eye(len(like), dtype=like.dtype, device=like.device)
 
 
 def _solved_twice(B: Float[Tensor, "q t"], factor: Float[Tensor, "q q"]) -> Float[Tensor, "q t"]:

@@ -12,9 +12,10 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from ...core.posteriors import without_own
+from ...kernels import TorchKernel
 from ...linalg.blocks import look_up
 from ...linalg.gradients import GPProblem
-from ...linalg.operators import kernel_of_sets, slope
+from ...linalg.operators import fill_upper, kernel_of_sets, slope
 from ...linalg.parallel import map_in_order
 
 # Matrix entries that are processed at a time; on a CPU, few enough for the cache of a core.
@@ -27,6 +28,8 @@ _LARGEST_JITTER = 1e-3
 NEAREST = 30
 # Noise that keeps equal new rows from being singular, relative to the prior variance.
 _SAME = 1e-12
+# A diagonal entry that no row of a factor reaches in single precision.
+_HUGE = 1e37
 
 
 class Given(NamedTuple):
@@ -87,6 +90,35 @@ def condition(
     prior = K[:, -1, -1]
     variance = prior - half[:, :, 0].square().sum(1)
     return Given(mean, variance, prior, L, half, failed)
+
+
+def condition_in_place(
+    kernel: TorchKernel,
+    theta: Float[Tensor, " p"],
+    Z: Float[Tensor, "b k d"],
+    noise: Float[Tensor, "b m"],
+    Y: Float[Tensor, "b m t"],
+) -> Given:
+    """`condition` in single precision on a CPU, from the rows; it copies no matrix.
+
+    The cross-covariances and the targets are further rows of the matrix that is factorised: those
+    of its factor are L^-1 k and L^-1 Y. The kernel is evaluated on one side of the diagonal.
+    """
+    (b, k), t = Z.shape[:2], Y.shape[2]
+    m, H = k - 1, torch.empty(b, k + t, k + t, dtype=torch.float32)
+    fill_upper(kernel, theta, Z, H)
+    H[:, :m, k:], H[:, m:, k:] = Y, 0.0
+    diagonal = H.diagonal(dim1=1, dim2=2)
+    prior = diagonal[:, m].clone()
+    diagonal[:, :m] += noise
+    diagonal[:, m:] = _HUGE
+    # In the order of LAPACK, the upper triangle is the lower one.
+    L, info = H.mT, torch.empty(b, dtype=torch.int32)
+    torch.linalg.cholesky_ex(L, out=(L, info))
+    half = L[:, m:, :m].mT
+    mean = (half[:, :, :1] * half[:, :, 1:]).sum(1)
+    variance = prior - half[:, :, 0].square().sum(1)
+    return Given(mean, variance, prior, L[:, :m, :m], half, info > 0)
 
 
 def gather(
@@ -161,14 +193,8 @@ def predict(
     """
 
     def answer(X: Tensor, near: Tensor, dtype: torch.dtype) -> tuple[Tensor, ...]:
-        Z, noise, Y = gather(problem, theta, X, near)
-        K = kernel_of_sets(problem.kernel, theta, Z, dtype)
-        prior, V = K[:, -1, -1].clone(), None
-        if shared is not None:
-            Y = shared.rest[near]
-            V = _features_of_sets(shared, X, near).to(dtype)
-            K.baddbmm_(V, V.mT, alpha=-1)
-        given = condition(K, noise.to(dtype), Y.to(dtype))
+        given, V = _given_near(problem, theta, X, near, dtype, shared)
+        prior = given.prior
         squares = given.half[:, :NEAREST, 1:].square().mean((1, 2))
         parts = (given.mean, given.variance, squares, given.variance)
         found = [part.double() for part in parts]
@@ -189,13 +215,39 @@ def predict(
         return tuple(found)
 
     begin, step = starts(len(X), near.shape[1], X.device)
+    # What is kept is allocated before: between large matrices it would keep their memory apart.
+    found = Predicted(X.new_empty(len(X), problem.Y.shape[1]), *X.new_empty(3, len(X)))
+
+    def write(start: int) -> None:
+        some = slice(start, start + step)
+        for out, part in zip(found, answer(X[some], near[some], dtype), strict=True):
+            out[some] = part
+
     with torch.no_grad():
-        parts = map_in_order(
-            lambda start: answer(X[start : start + step], near[start : start + step], dtype),
-            begin,
-            X.device,
-        )
-        return Predicted(*map(torch.cat, zip(*parts, strict=True)))
+        for _ in map_in_order(write, begin, X.device):
+            pass
+    return found
+
+
+def _given_near(
+    problem: GPProblem,
+    theta: Float[Tensor, " p"],
+    X: Float[Tensor, "b d"],
+    near: Int[Tensor, "b m"],
+    dtype: torch.dtype,
+    shared: Shared | None,
+) -> tuple[Given, Float[Tensor, "b k q"] | None]:
+    """Rows given their neighbours, with the whole process's prior, and the features of both."""
+    Z, noise, Y = gather(problem, theta, X, near)
+    if shared is None and dtype == torch.float32 and X.device.type == "cpu":
+        return condition_in_place(problem.kernel, theta, Z, noise, Y), None
+    K = kernel_of_sets(problem.kernel, theta, Z, dtype)
+    prior, V = K[:, -1, -1].clone(), None
+    if shared is not None:
+        Y = shared.rest[near]
+        V = _features_of_sets(shared, X, near).to(dtype)
+        K.baddbmm_(V, V.mT, alpha=-1)
+    return condition(K, noise.to(dtype), Y.to(dtype))._replace(prior=prior), V
 
 
 def _features_of_sets(

@@ -22,6 +22,9 @@ _FAR = 1e30
 # Added points are searched one by one up to this number plus this share of the points in the tree;
 # with more of them, a new tree is faster.
 _FEW_BESIDE, _SHARE_BESIDE = 1000, 0.02
+# Up to this number of points or of dimensions the search is exact, since it is fast. Above, a point
+# may be passed over for one that is at most 1 + _SLACK times as far.
+_EXACT_POINTS, _EXACT_DIMENSIONS, _SLACK = 30_000, 5, 0.5
 
 
 class Metric:
@@ -167,8 +170,16 @@ def _of_categories(leaf: Node, theta: Tensor, X: Tensor, weight: float) -> nn.Mo
     return _Categories(leaf, theta, known, vectors[:, most] / values[most].sqrt() * unit)
 
 
+def slack(n: int, q: int) -> float:
+    """The share by which a neighbour may be farther than the nearest of n points (n, q)."""
+    return _SLACK if n > _EXACT_POINTS and q > _EXACT_DIMENSIONS else 0.0
+
+
 class Index:
     """Searches a k-d tree, and a short list of points that were added after it was built.
+
+    Among many points of many dimensions the search is approximate, which is several times faster.
+    What it returns for a point does not depend on the other points that are searched for.
 
     Parameters
     ----------
@@ -177,6 +188,12 @@ class Index:
 
     def __init__(self, points: np.ndarray):
         self._tree, self._more = cKDTree(points), points[:0]
+        self._slack = slack(*points.shape)
+
+    @property
+    def n_in_tree(self) -> int:
+        """The number of points in the tree, which come before the others."""
+        return self._tree.n
 
     def plus(self, points: np.ndarray) -> Index:
         """A new index that also has these points, numbered after the others."""
@@ -190,7 +207,8 @@ class Index:
     def nearest(self, points: np.ndarray, m: int) -> tuple[np.ndarray, np.ndarray]:
         """Distances to the m nearest points and their numbers, (b, m) each."""
         k = min(m, self._tree.n)
-        away, found = self._tree.query(points, np.arange(1, k + 1), workers=torch.get_num_threads())
+        settings = dict(eps=self._slack, workers=torch.get_num_threads())
+        away, found = self._tree.query(points, np.arange(1, k + 1), **settings)
         if not len(self._more):
             return away, found
         beside = cdist(points, self._more)

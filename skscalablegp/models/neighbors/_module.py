@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.functional import pad
 
 from ...core.posteriors import JointMoments, KernelModule, Moments, PosteriorModule
@@ -111,17 +111,6 @@ class NeighborModule(PosteriorModule):
             factor = local_factor(self._scale * surprise, self._power)
             variance, white = factor * variance, factor * white
         return Moments(mean, variance, white)
-
-
-class NeighborDraws(nn.Module):
-    """Means from the nearest rows, for (t, s) columns of targets."""
-
-    def __init__(self, module: NeighborModule, shape: tuple[int, int]):
-        super().__init__()
-        self.module, self._shape = module, shape
-
-    def forward(self, X: Float[Tensor, "b d"]) -> Float[Tensor, "b t s"]:
-        return self.module.mean(X).unflatten(1, self._shape)
 
 
 def _half_solved(

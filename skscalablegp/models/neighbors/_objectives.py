@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from abc import abstractmethod
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -13,8 +14,9 @@ from scipy.optimize import minimize_scalar
 from torch import Tensor
 
 from ...linalg.gradients import GPProblem, GradientEstimate, GradientEstimator, GradientState
-from ._full_scale import Earlier, FullScale, earlier_rows, inducing_rows
-from ._local import Shared, blocks, left_out, left_out_moments, predict
+from ...linalg.parallel import Helpers
+from ._full_scale import Earlier, WholeLikelihood, earlier_rows, inducing_rows
+from ._local import Predicted, Shared, blocks, left_out, left_out_moments, predict
 from ._metric import Index, Metric, others_near
 
 # The logarithm of the largest factor by which a kernel is scaled.
@@ -34,7 +36,63 @@ def neighbours_of(
     return others_near(Index(points), points[rows.cpu().numpy()], rows, m)
 
 
-class LocalGradient(GradientEstimator):
+@dataclass(frozen=True)
+class Neighbourhoods:
+    """Rows and their neighbours, around which small systems are solved.
+
+    Attributes
+    ----------
+    problem : GPProblem
+        All training rows.
+    rows : Tensor of shape (s,)
+    near : Tensor of shape (s, m)
+    shared : Shared or None
+        A process that all rows share, in predictions.
+    """
+
+    problem: GPProblem
+    rows: Int[Tensor, " s"]
+    near: Int[Tensor, "s m"]
+    shared: Shared | None = None
+
+    def sums(
+        self, some: Int[Tensor, " b"], objective: str, theta: Float[Tensor, " p"]
+    ) -> tuple[float, Float[Tensor, " p"]]:
+        """An objective and its gradient, summed over some of the rows."""
+        value, grad = VALUES[objective](self.problem, theta, self.rows[some], self.near[some])
+        return len(some) * value, len(some) * grad
+
+    def predicted(
+        self,
+        some: Int[Tensor, " b"],
+        theta: Float[Tensor, " p"],
+        dtype: torch.dtype,
+        errors: bool,
+    ) -> Predicted:
+        """Predictions of some of the rows from their neighbours."""
+        X, near = self.problem.X[self.rows[some]], self.near[some]
+        return predict(self.problem, theta, X, near, dtype, errors, self.shared)
+
+
+class _SearchedOnce(GradientEstimator):
+    """Neighbours are those of the first hyperparameters, with which a fit that goes on begins."""
+
+    exact = True
+
+    @abstractmethod
+    def prepared(
+        self, problem: GPProblem, theta: Float[Tensor, " p"], state: GradientState
+    ) -> GradientState:
+        """The state with neighbours, searched at theta if it has none."""
+
+    def kept(self, state: GradientState) -> dict:
+        return {"searched_at": state.extra["searched_at"].cpu()}
+
+    def resumed(self, problem: GPProblem, state: GradientState, kept: dict) -> GradientState:
+        return self.prepared(problem, kept["searched_at"].to(problem.X.device), state)
+
+
+class LocalGradient(_SearchedOnce):
     """An average over small systems around some rows, times the number of rows in the table.
 
     The neighbours are searched at the first hyperparameters and then kept, so that the objective is
@@ -46,24 +104,42 @@ class LocalGradient(GradientEstimator):
         Numbers of the rows around which the systems are.
     n_neighbors : int
     objective : {"leave_one_out", "blocks"}
+    n_jobs : int or None, default=None
+        Number of processes that share the systems, as in joblib.
     """
 
-    exact = True
-
-    def __init__(self, centres, n_neighbors, objective):
+    def __init__(self, centres, n_neighbors, objective, n_jobs=None):
         self.centres, self.n_neighbors = centres, n_neighbors
-        self.objective = objective
+        self.objective, self.n_jobs = objective, n_jobs
+
+    def prepared(self, problem, theta, state):
+        near = state.extra.get("near")
+        if near is None:
+            near = neighbours_of(problem, theta, self.centres, self.n_neighbors)
+        around = Neighbourhoods(problem, self.centres, near)
+        more = {"around": around, "helpers": helpers_on(problem, self.n_jobs)}
+        searched = {"near": near, "searched_at": theta.detach()}
+        return replace(state, extra=searched | state.extra | more)
 
     def estimate(self, problem, theta, state):
-        if "near" not in state.extra:
-            near = neighbours_of(problem, theta, self.centres, self.n_neighbors)
-            state = replace(state, extra=state.extra | {"near": near})
-        value, grad = VALUES[self.objective](problem, theta, self.centres, state.extra["near"])
+        if "around" not in state.extra:
+            state = self.prepared(problem, theta, state)
+        around, helpers = state.extra["around"], state.extra["helpers"]
+        numbers, s = torch.arange(len(self.centres)), len(self.centres)
+        given = self.objective, theta.detach()
+        values, grads = zip(
+            *helpers.each(around, Neighbourhoods.sums, [numbers], *given), strict=True
+        )
         n = len(problem.X)
-        return GradientEstimate(n * grad, n * value), state
+        return GradientEstimate(n * sum(grads) / s, n * sum(values) / s), state
 
 
-class FullScaleGradient(GradientEstimator):
+def helpers_on(problem: GPProblem, n_jobs: int | None) -> Helpers:
+    """The processes that share work on a problem; on a GPU there are none."""
+    return Helpers(n_jobs, wanted=problem.X.is_cpu)
+
+
+class FullScaleGradient(_SearchedOnce):
     """The likelihood of all rows by the full-scale Vecchia approximation.
 
     The order of the rows, their neighbours and the inducing points are those of the first
@@ -77,18 +153,16 @@ class FullScaleGradient(GradientEstimator):
         Neighbours among the rows before each row.
     seed : int
         Of the order and of the inducing points.
+    n_jobs : int or None, default=None
+        Number of processes that share the rows, as in joblib.
     """
 
-    exact = True
-
-    def __init__(self, n_inducing, n_neighbors, seed):
+    def __init__(self, n_inducing, n_neighbors, seed, n_jobs=None):
         self.n_inducing, self.n_neighbors, self.seed = n_inducing, n_neighbors, seed
+        self.n_jobs = n_jobs
 
-    def prepared(
-        self, problem: GPProblem, theta: Float[Tensor, " p"], state: GradientState
-    ) -> GradientState:
-        """The state with inducing points and neighbours, chosen at theta if it has none."""
-        extra = dict(state.extra)
+    def prepared(self, problem, theta, state):
+        extra = {"searched_at": theta.detach()} | state.extra
         if "inducing" not in extra:
             chosen = np.zeros(0, dtype=int)
             if self.n_inducing:
@@ -100,10 +174,12 @@ class FullScaleGradient(GradientEstimator):
         return replace(state, extra=extra)
 
     def estimate(self, problem, theta, state):
-        state = self.prepared(problem, theta, state)
-        process = FullScale(problem, theta, state.extra["inducing"])
-        earlier = Earlier.of(state.extra["near"].cpu().numpy(), self.seed)
-        value, grad = process.likelihood(earlier)
+        if "whole" not in state.extra:
+            state = self.prepared(problem, theta, state)
+            earlier = Earlier.of(state.extra["near"].cpu().numpy(), self.seed)
+            state.extra["whole"] = WholeLikelihood(problem, state.extra["inducing"], earlier)
+            state.extra["helpers"] = helpers_on(problem, self.n_jobs)
+        value, grad = state.extra["whole"].at(theta, helpers=state.extra["helpers"])
         return GradientEstimate(grad, value), state
 
 
@@ -138,6 +214,8 @@ class Scales:
         All training rows.
     theta : Tensor of shape (p,)
         The log hyperparameters at which the number is one.
+    n_jobs : int or None, default=None
+        Number of processes that share the predictions, as in joblib.
 
     Attributes
     ----------
@@ -145,8 +223,9 @@ class Scales:
         Whether the kernel can be multiplied: no amplitude and no noise level is missing or fixed.
     """
 
-    def __init__(self, problem: GPProblem, theta: Float[Tensor, " p"]):
+    def __init__(self, problem: GPProblem, theta: Float[Tensor, " p"], n_jobs: int | None = None):
         self._problem, self._theta, kernel = problem, theta, problem.kernel
+        self._n_jobs = n_jobs
         self._moved = torch.as_tensor(kernel.variances).to(theta)
         X = problem.X[:10]
         twice = theta + self._moved * math.log(2)
@@ -172,7 +251,7 @@ class Scales:
         """
         problem, theta = self._problem, self._theta
         X = problem.X[rows]
-        predicted = predict(problem, theta, X, near, dtype, scaled and local, shared)
+        predicted = self._predicted(rows, near, shared, dtype, scaled and local)
         mean, variance, surprise = predicted[:3]
         # A kernel without noise predicts copies of other rows without any variance.
         floor = torch.finfo(torch.float32).eps * problem.kernel.diag(theta, X)
@@ -220,3 +299,16 @@ class Scales:
         log_scale, loss = found[power]
         moved = theta + self._moved * log_scale
         return Scaled(moved, math.exp(log_scale), -float(loss.mean()), power)
+
+    def _predicted(
+        self,
+        rows: Int[Tensor, " s"],
+        near: Int[Tensor, "s m"],
+        shared: Shared | None,
+        dtype: torch.dtype,
+        errors: bool,
+    ) -> Predicted:
+        around, numbers = Neighbourhoods(self._problem, rows, near, shared), torch.arange(len(rows))
+        work, given = Neighbourhoods.predicted, (self._theta, dtype, errors)
+        found = helpers_on(self._problem, self._n_jobs).each(around, work, [numbers], *given)
+        return Predicted(*map(torch.cat, zip(*found, strict=True)))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Sequence
 from copy import copy
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,6 +14,7 @@ from torch import Tensor, nn
 from ...core.posteriors import (
     Draws,
     MeanAndVariance,
+    MeanDraws,
     Moments,
     Moved,
     Posterior,
@@ -25,8 +28,8 @@ from ...kernels import NotExportable
 from ...linalg.gradients import GPProblem
 from ._local import Predicted, Shared, chain, left_out_moments, predict
 from ._metric import Index, Metric, others_near
-from ._module import NeighborDraws, NeighborModule
-from ._objectives import local_factor
+from ._module import NeighborModule
+from ._objectives import helpers_on, local_factor
 
 # Training rows at which draws of the prior are evaluated at a time.
 _DRAWN_ROWS = 4096
@@ -52,6 +55,14 @@ class NeighborPosterior(Posterior):
         Factor by which the kernel was multiplied after the power had been chosen.
     shared : Shared or None, default=None
         A process that all rows share; neighbours then predict what it leaves.
+    n_jobs : int or None, default=None
+        Number of processes that share the predictions, as in joblib. Each one has an index of its
+        own.
+
+    Attributes
+    ----------
+    helpers : Helpers
+        These processes.
     """
 
     def __init__(
@@ -63,8 +74,10 @@ class NeighborPosterior(Posterior):
         power: float = 0.0,
         scale: float = 1.0,
         shared: Shared | None = None,
+        n_jobs: int | None = None,
     ):
         self._problem, self._theta, self._m = problem, theta, n_neighbors
+        self._n_jobs, self.helpers = n_jobs, helpers_on(problem, n_jobs)
         self._shared = shared
         self._precision, self._power, self._scale = precision, power, scale
         self._metric = Metric(problem.kernel, theta, problem.X)
@@ -79,10 +92,25 @@ class NeighborPosterior(Posterior):
         new = problem.X[-n_new:]
         if not self._metric.covers(new):
             settings = self._m, self._precision, self._power, self._scale
-            return NeighborPosterior(problem, self._theta, *settings)
+            return NeighborPosterior(problem, self._theta, *settings, n_jobs=self._n_jobs)
         more = copy(self)
         more._problem, more._index = problem, self._index.plus(self._metric(new))
+        more.helpers = helpers_on(problem, self._n_jobs)
         return more
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without the index, which another process makes from the rows."""
+        state = dict(vars(self))
+        del state["_metric"], state["_index"]
+        return state | {"in metric": len(self._metric.points), "in tree": self._index.n_in_tree}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        known, in_tree = state.pop("in metric"), state.pop("in tree")
+        vars(self).update(state)
+        X = self._problem.X
+        self._metric = Metric(self._problem.kernel, self._theta, X[:known])
+        points = np.concatenate([self._metric.points, self._metric(X[known:])])
+        self._index = Index(points[:in_tree]).plus(points[in_tree:])
 
     def _near(self, X: Float[Tensor, "b d"]) -> Int[Tensor, "b m"]:
         return torch.as_tensor(self._index.nearest(self._metric(X), self._m)[1]).to(X.device)
@@ -91,7 +119,15 @@ class NeighborPosterior(Posterior):
         return self.moments(X).mean
 
     def moments(self, X: Float[Tensor, "b d"]) -> Moments:
+        return Moments(*self._shared_out(NeighborPosterior._own_moments, X))
+
+    def _own_moments(self, X: Float[Tensor, "b d"]) -> Moments:
         return self._moments(X, self._near(X))
+
+    def _shared_out(self, work: Callable[..., Sequence[Tensor]], *rows: Tensor) -> Iterator[Tensor]:
+        """The answers of all processes, each for its part of the rows."""
+        found = self.helpers.each(self, work, rows)
+        return map(torch.cat, zip(*found, strict=True))
 
     def _moments(self, X: Float[Tensor, "b d"], near: Int[Tensor, "b k"]) -> Moments:
         found, factor = self._alone(X, near)
@@ -112,6 +148,9 @@ class NeighborPosterior(Posterior):
 
     def leave_one_out(self, rows, X, Y, known) -> MeanAndVariance:
         """Each row given its nearest others, at the cost of a prediction."""
+        return tuple(self._shared_out(NeighborPosterior._own_left_out, rows, X, Y, known))
+
+    def _own_left_out(self, rows: Tensor, X: Tensor, Y: Tensor, known: Tensor) -> MeanAndVariance:
         near = others_near(self._index, self._metric(X), rows, self._m)
         found, factor = self._alone(X, near)
         mean, variance, white = found.mean, found.variance, self._white(X)
@@ -149,7 +188,7 @@ class NeighborPosterior(Posterior):
             g = torch.cat([prior(module.rows[part]) for part in rows])
         g += module.known.sqrt()[:, None, None] * normal(*g.shape, generator=generator)
         module.targets = (module.targets[:, :, None] - g).flatten(1)
-        return Moved(prior, NeighborDraws(module, (t, n_samples)))
+        return Moved(prior, MeanDraws(module, (t, n_samples)))
 
     def covariance(self, X: Float[Tensor, "b d"]) -> Float[Tensor, "b b"]:
         """Correlations from Vecchia's approximation; the variances are those of single rows."""

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from ..._validation import check_points
-from ...core import FitRun
+from ...core import FitRun, OwnRows, SharedSource
 from ...core.data import RowSource, Scaling, column_moments, weighted_moments
 from ...core.likelihoods import Likelihood
 from ...core.posteriors import Posterior
@@ -86,12 +86,14 @@ class _Origin:
 class QSGPMixin:
     """Training and fitted attributes. Subclasses read tables and make predictions."""
 
+    _sums_rows = True
     _needs_float64 = "the values at the support rows, which add up the changes of all steps"
 
-    def _train(  # noqa: PLR0913, C901 (the parts of one fit)
+    def _train(
         self,
         run: FitRun,
-        table: Observations,
+        source: RowSource | SharedSource,
+        likelihood: Likelihood,
         past: Any = None,
         n_seen: float = 0,
         grows: bool = False,
@@ -101,7 +103,9 @@ class QSGPMixin:
         Parameters
         ----------
         run : FitRun
-        table : Observations
+        source : RowSource or SharedSource
+            The rows, in units of the model.
+        likelihood : Likelihood
         past : ExactModel, SampledModel or None
             The model that training continues from.
         n_seen : float, default=0
@@ -109,28 +113,26 @@ class QSGPMixin:
         grows : bool, default=False
             Whether these are the first rows of a stream.
         """
-        (n, t), kernel = table.Y.shape, self._own_kernel(table.X)
-        scaling = self._scaling if past else self._scaling_of(table, kernel)
-        known = self._noise_of(table, scaling, past is None)
-        source = RowSource(
-            table.X, table.Y, scaling, torch.float64, run.device, known, counts=table.counts
-        )
+        n, t, kernel = len(source), source.Y.shape[1], self._own_kernel(source.X)
         points = past.functions.points if past else self._points(source, run.random_state)
         size = TableSize(n, t, None if points is None else len(points))
-        chosen = plan(self, kernel, size, table.likelihood, past, grows)
+        chosen = plan(self, kernel, size, likelihood, past, grows)
         run.follow(chosen)
-        self.likelihood_ = table.likelihood
-        self._keep_scaling(scaling)
+        if chosen.functions == "pivots" or len([] if points is None else points) == n:
+            # The functions are those of rows that are found among all, or of all.
+            source = source.here()
+        self.likelihood_ = likelihood
+        self._keep_scaling(source.scaling)
         seen = self.n_samples_seen_ if n_seen else 0
-        run.begin(table.X, table.Y, seen, None if table.counts is None else source.n_rows)
+        run.begin(source.X, source.Y, seen, source.n_rows)
         if past is None:
-            origin = self._started(chosen, table.likelihood, source, run)
+            origin = self._started(chosen, likelihood, source, run)
         else:
             origin = _Origin(past.functions.kernel, lambda: past, past.functions)
         trained = Trained(None, origin.reason, 0)
         if not run.stopped:
             fit = Fit(source, run, chosen.steps, past, n_seen)
-            noise = _typical_noise(origin.kernel, table.likelihood, fit.source)
+            noise = _typical_noise(origin.kernel, likelihood, fit.source)
             functions = origin.functions or _functions(chosen, origin, points, fit, noise)
             if functions is not None and chosen.steps is None:
                 trained = train_by_full_batches(fit, functions, noise, chosen.max_iter.value)
@@ -150,8 +152,27 @@ class QSGPMixin:
         if model.inference == "stochastic":
             run.reports(epochs=trained.n_iter * chosen.steps.batch_size / n)
 
+    def _source_of(self, table: Observations, run: FitRun, past: Any = None) -> RowSource:
+        """The rows of a table, in units of their own or of a past model."""
+        scaling = self._scaling if past else self._scaling_of(table, self._own_kernel(table.X))
+        known = self._noise_of(table, scaling, past is None)
+        on = scaling, torch.float64, run.device
+        return RowSource(table.X, table.Y, *on, known, counts=table.counts)
+
+    def _own_source(
+        self, own: OwnRows, likelihood: Likelihood, targets: tuple[Any, Any], run: FitRun
+    ) -> SharedSource:
+        """The rows of all ranks, with means and scales of their targets."""
+        moments, kernel = own.moments("X", True).scales(), self._own_kernel(own.X)
+        inputs = input_units(moments, self.standardize, kernel)
+        return own.source(Scaling(*inputs, *targets), likelihood, run.device, torch.float64)
+
     def _started(
-        self, chosen: SampledPlan, likelihood: Likelihood, source: RowSource, run: FitRun
+        self,
+        chosen: SampledPlan,
+        likelihood: Likelihood,
+        source: RowSource | SharedSource,
+        run: FitRun,
     ) -> _Origin:
         """The exact start, whose model is the exact process on its rows."""
 
@@ -189,7 +210,9 @@ class QSGPMixin:
         targets = weighted_moments(table.Y, table.counts, table.normalize_y, shared, robust)
         return Scaling(*input_moments(table.X, self.standardize, kernel), *targets)
 
-    def _points(self, source: RowSource, random_state: np.random.RandomState) -> np.ndarray | None:
+    def _points(
+        self, source: RowSource | SharedSource, random_state: np.random.RandomState
+    ) -> np.ndarray | None:
         """Points of a kernel basis in the model's units; None if the settings name none."""
         if not isinstance(self.basis, str):
             points = check_points("basis", self.basis, source.X.shape[1])
@@ -200,6 +223,13 @@ class QSGPMixin:
         if self.n_components != "auto" and self.n_components < len(source):
             rows = np.sort(random_state.permutation(len(source))[: self.n_components])
         return source.rows(rows)[0].cpu().numpy()
+
+    def _check_first(self) -> None:
+        if self.warm_start:
+            raise ValueError(
+                "warm_start needs all rows in one process: leave it out, or use "
+                "distribute(rows='replicated')."
+            )
 
     def _check_growing(self) -> None:
         if isinstance(self.basis, str) and self.basis == "rows":
@@ -240,7 +270,9 @@ class QSGPMixin:
         return self._state.posterior(self.n_features_in_, self._fit_device())
 
 
-def _typical_noise(kernel: Any, likelihood: Likelihood, source: RowSource) -> NoiseAtRows:
+def _typical_noise(
+    kernel: Any, likelihood: Likelihood, source: RowSource | SharedSource
+) -> NoiseAtRows:
     """The likelihood with the kernel's noise, and its curvature at the first rows."""
     rows = slice(0, _CURVATURE_ROWS)
     Y, compiled = source.rows(rows)[1].double(), compile_kernel(kernel, source.X.shape[1])
@@ -277,9 +309,19 @@ def _at_pivots(kernel: Any, most: int, tol: float, fit: Fit) -> Functions:
 
 
 def input_moments(X: np.ndarray, standardize: bool, kernel: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Means and scales of the columns, from one pass; codes of categories keep their units."""
+    """Means and scales of the columns, from one pass."""
     d = X.shape[1]
-    mean, scale = column_moments(X, robust=True) if standardize else (np.zeros(d), np.ones(d))
-    coded = [] if kernel is None else compile_kernel(kernel, d).coded
+    moments = column_moments(X, robust=True) if standardize else (np.zeros(d), np.ones(d))
+    return input_units(moments, standardize, kernel)
+
+
+def input_units(
+    moments: tuple[np.ndarray, np.ndarray], standardize: bool, kernel: Any
+) -> tuple[np.ndarray, np.ndarray]:
+    """Means and scales of the columns; codes of categories keep their units."""
+    mean, scale = moments
+    if not standardize:
+        return np.zeros_like(mean), np.ones_like(scale)
+    coded = [] if kernel is None else compile_kernel(kernel, len(mean)).coded
     mean[coded], scale[coded] = 0.0, 1.0
     return mean, scale

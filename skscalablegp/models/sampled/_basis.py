@@ -34,10 +34,13 @@ class BasisPart:
     evaluate : callable
         Maps hyperparameters and rows (n, d) to the functions of these units (n, q u), ordered by
         the function within a unit, then by unit; O(n q u d).
+    blocks : ndarray of int
+        The numbers of their blocks.
     """
 
     index: Tensor
     evaluate: Callable[[Tensor, Tensor], Tensor]
+    blocks: np.ndarray
 
 
 class SampledBasis(ABC):
@@ -146,13 +149,17 @@ class SeededFourier(SampledBasis):
         # Draw one frequency, so that a kernel without a sampler is refused before training.
         sample_prior_features(self.kernel, self.kernel.n_features, 1, torch.Generator())
 
+    def __getstate__(self) -> dict[str, Any]:
+        # Frequencies come back from their seeds.
+        return {name: value for name, value in vars(self).items() if name != "_kept"}
+
     @cached_property
     def per_unit(self) -> int:
         return _per_unit(self.kernel)
 
     def part(self, blocks: np.ndarray) -> BasisPart:
         index, features = self.index(blocks), self._features(blocks)
-        return BasisPart(index, features.evaluate)
+        return BasisPart(index, features.evaluate, blocks)
 
     def module(self, theta: Float[Tensor, " p"]) -> nn.Module:
         return self._features(np.arange(self.n_blocks)).module(theta)
@@ -222,7 +229,7 @@ class KernelFunctions(SampledBasis):
             phi = self.kernel.cross(theta, X, points)
             return phi if scale is None else phi * scale.to(phi)
 
-        return BasisPart(index, evaluate)
+        return BasisPart(index, evaluate, blocks)
 
     def module(self, theta: Float[Tensor, " p"]) -> nn.Module:
         return _ScaledFunctions(KernelFeatures(self.kernel, theta, self.points), self.scale)

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from ..._compat import fit_context
-from ...core import FitRun, GPClassifierBase
+from ...core import FitRun, GPClassifierBase, OwnRows, own_rows
 from ...core.likelihoods import Bernoulli
 from ...core.posteriors import Affine
 from ._base import Observations, QSGPMixin
@@ -270,10 +270,19 @@ class QSGPClassifier(QSGPMixin, GPClassifierBase):
         """
         old = getattr(self, "classes_", None)
         with FitRun(self) as run:
+            ranks = own_rows()
+            if ranks is not None:
+                self._check_first()
+                own = OwnRows.read(ranks, type(self)._labels)
+                t = own.Y.shape[1]
+                units = np.zeros(t), np.ones(t)
+                self._train(run, self._own_source(own, _LIKELIHOOD, units, run), _LIKELIHOOD)
+                return self
             X, codes, counts = self._read_weighted(X, y, None, sample_weight)
             labels = self._labels(codes)
             past = self._past(X, labels.shape[1]) if np.array_equal(old, self.classes_) else None
-            self._train(run, Observations(X, labels, _LIKELIHOOD, counts=counts), past)
+            table = Observations(X, labels, _LIKELIHOOD, counts=counts)
+            self._train(run, self._source_of(table, run, past), _LIKELIHOOD, past)
         return self
 
     @fit_context(prefer_skip_nested_validation=True)
@@ -305,11 +314,12 @@ class QSGPClassifier(QSGPMixin, GPClassifierBase):
             known = classes if first else None
             X, codes, counts = self._read_weighted(X, y, known, sample_weight, reset=first)
             table = Observations(X, self._labels(codes), _LIKELIHOOD, counts=counts)
-            if first:
-                self._train(run, table, grows=True)
-            else:
+            past = None if first else self._state
+            n_seen = 0 if first else past.n_rows
+            if not first:
                 self._check_growing()
-                self._train(run, table, self._state, n_seen=self._state.n_rows)
+            source = self._source_of(table, run, past)
+            self._train(run, source, _LIKELIHOOD, past, n_seen, grows=first)
         return self
 
     # ------------------------------------------------------------------ predict

@@ -9,9 +9,9 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from ._estimates import BasisDraw, optimal_diagonal
-from ._noise import NoiseAtRows
-from ._stepper import NUMBERS, SampledStepper
+from ._batch import NUMBERS
+from ._estimates import BasisDraw, Control, Projection, Squares, optimal_diagonal
+from ._stepper import SampledStepper
 from ._weights import SampledWeights
 
 
@@ -41,7 +41,9 @@ class DualStepper(SampledStepper):
         c = optimal_diagonal(share * square.sum(0), self.curvature, gram[:s].diagonal())
         self._variance = share * (gram[s:].square() @ c.square())[:, None]
 
-    def _step(self, rows: np.ndarray, X: Tensor, Y: Tensor, noise: NoiseAtRows) -> None:
+    def _step(self, rows: np.ndarray) -> None:
+        source = self.sampler.source
+        (X, Y), noise = source.rows(rows), self.noise.at(source.known(rows), source.weights(rows))
         index = torch.as_tensor(rows).to(X.device, non_blocking=True)
         everywhere = self.support.kernel.cross(self.support.theta, X, self._rows)
         f = self._function(X, everywhere[:, : len(self.support)])
@@ -68,6 +70,15 @@ class DualStepper(SampledStepper):
         at_support = part.evaluate(theta, self.support.X)
         draw = BasisDraw(part.evaluate(theta, X), self._own(part.index), scale, at_support)
         return self._control(cross).function(draw)
+
+    def _control(self, cross: Float[Tensor, "b s"]) -> Control:
+        """The control variate, given k(X, support rows)."""
+        a = self.weights.a[: len(self.support)].to(cross)
+        if self.control_variate == "regression":
+            return Projection(self.support.regression(cross), a)
+        if self.control_variate == "squares" and self.noise.gaussian:
+            return Squares(a, self.noise.curvature / len(self.support))
+        return Control()
 
     def _score(self, w: SampledWeights) -> float:
         """Minus the expected log likelihood, without the ELBO's log|K|, which would cost O(n^3)."""

@@ -11,14 +11,17 @@ import torch
 from jaxtyping import Float64
 from torch import Tensor
 
+from ...core import SharedSource
+from ...core.data import RowSource, RowWork
 from ...core.likelihoods import Likelihood
 from ...core.posteriors import FeatureWeights, Posterior
 from ...kernels import compile_kernel
+from ...linalg.blocks import look_up, watched
 from ...linalg.solvers import cholesky_with_jitter
 from ._basis import Functions
 from ._fit import Fit, Trained
 from ._noise import NoiseAtRows, noise_of
-from ._process import FullMap, full_map
+from ._process import full_map
 from ._start import Rows
 from ._stepper import OBJECTIVE
 
@@ -84,50 +87,103 @@ class Belief(NamedTuple):
     mean : Tensor of shape (m, t)
     factor : Tensor of shape (m, m)
         L.
-    variance : Tensor of shape (n, 1)
-        Variance of the function at the rows; zero for a Gaussian likelihood, which needs none.
+    expected : float
+        The expected log likelihood of all rows and targets, for a Gaussian likelihood without the
+        variance of the function.
     """
 
     mean: Float64[Tensor, "m t"]
     factor: Float64[Tensor, "m m"]
-    variance: Float64[Tensor, "n 1"]
+    expected: float
 
 
-@dataclass(frozen=True)
-class FullBatch:
-    """A Gaussian prior of the weights, and all rows.
+@dataclass(eq=False)
+class BatchRows:
+    """The functions at some rows, and the targets.
 
     Attributes
     ----------
     noise : NoiseAtRows
     phi : Tensor of shape (n, m)
-        The functions at the rows.
     Y : Tensor of shape (n, t)
+    std : Tensor of shape (n, 1)
+        Standard deviations of the function, which Newton steps change; zero for a Gaussian
+        likelihood, which needs none.
+    latest : Tensor of shape (n, 1)
+        Those of the last step's precision, of which `std` is a mean over steps.
+    """
+
+    noise: NoiseAtRows
+    phi: Float64[Tensor, "n m"]
+    Y: Float64[Tensor, "n t"]
+    std: Float64[Tensor, "n 1"]
+    latest: Float64[Tensor, "n 1"]
+
+    @classmethod
+    def of(cls, source: RowSource, functions: Functions, noise: NoiseAtRows, m: int) -> BatchRows:
+        """The m functions at the rows of a source; O(n m d), for kernel functions O(n m^2)."""
+        (X, Y), d = source.rows(slice(None)), source.X.shape[1]
+        full = full_map(functions, d, noise.variance, source.device)
+        noise = noise.at(source.known(slice(None)), source.weights(slice(None)))
+        phi = torch.empty(len(X), m, dtype=torch.float64, device=source.device)
+        size = max(1, int(_WORK / (m * max(m, d))))
+        for start in range(0, len(X), size):
+            phi[start : start + size] = full.evaluate(X[start : start + size].double())
+            look_up()
+        return cls.at(noise, phi, Y.double())
+
+    @classmethod
+    def at(cls, noise: NoiseAtRows, phi: Tensor, Y: Tensor) -> BatchRows:
+        """Rows of a function without variance."""
+        none = phi.new_zeros(len(phi), 1)
+        return cls(noise, phi, Y, none, none)
+
+
+@dataclass(frozen=True, eq=False)
+class FullBatch:
+    """A Gaussian prior of the weights, and all rows.
+
+    Attributes
+    ----------
+    rows : RowWork
+        The `BatchRows`, which only sums are asked of.
+    noise : NoiseAtRows
+        Of no particular rows.
+    n_rows : float
+        The number of rows, or the sum of their weights.
     mean : Tensor of shape (m, t)
         Mean of the prior.
     factor : Tensor of shape (m, m)
         Lower Cholesky factor of the prior's precision.
     """
 
+    rows: RowWork
     noise: NoiseAtRows
-    phi: Float64[Tensor, "n m"]
-    Y: Float64[Tensor, "n t"]
+    n_rows: float
     mean: Float64[Tensor, "m t"]
     factor: Float64[Tensor, "m m"]
 
-    def loss(self, mean: Tensor, variance: Tensor) -> tuple[float, Tensor]:
-        """Minus the ELBO as a function of the mean, and its gradient."""
-        f, away = self.phi @ mean, self.factor.T @ (mean - self.mean)
-        terms = self.noise.terms(self.Y, f, variance)
-        value = 0.5 * away.square().sum() - terms.value.sum()
-        return float(value), self.factor @ away - self.phi.T @ terms.d_mean
+    @classmethod
+    def here(
+        cls, noise: NoiseAtRows, phi: Tensor, Y: Tensor, mean: Tensor, factor: Tensor
+    ) -> FullBatch:
+        """The functions (n, m) at rows of this process, and their targets (n, t)."""
+        rows = RowWork(BatchRows.at(noise, phi, Y))
+        return cls(rows, noise, noise.n_rows(Y), mean, factor)
+
+    def loss(self, mean: Tensor, eval_gradient: bool = True) -> tuple[float, Tensor]:
+        """Minus the ELBO as a function of the mean, and its gradient or zeros."""
+        away = self.factor.T @ (mean - self.mean)
+        value, slope = self.rows.total(_likelihood_of, eval_gradient, tensors=[mean])
+        return float(0.5 * away.square().sum() - value), self.factor @ away - slope
 
     def lower_bound(self, q: Belief) -> float:
         """The ELBO in nats, over rows and targets; the log evidence for a Gaussian likelihood."""
         (m, t), prior = self.mean.shape, self.factor
         trace = float(_solved(q.factor, prior).square().sum())
         log_det = 2 * float((prior.diagonal().log() - q.factor.diagonal().log()).sum())
-        bound = -self.loss(q.mean, q.variance)[0] - 0.5 * t * (trace - m - log_det)
+        away = prior.T @ (q.mean - self.mean)
+        bound = q.expected - 0.5 * float(away.square().sum()) - 0.5 * t * (trace - m - log_det)
         if self.noise.gaussian:
             # The sum over rows of variance over noise is m - trace.
             bound -= 0.5 * t * (m - trace)
@@ -157,37 +213,30 @@ def newton_steps(batch: FullBatch, max_iter: int, tol: float = 1e-6) -> Iterator
 
     Notes
     -----
-    O(n m^2 + m^3) a step.
+    O(n m^2 + m^3) a step. All that is asked of the rows are sums and largest values.
     """
-    noise, phi, Y = batch.noise, batch.phi, batch.Y
-    mean, prior = batch.mean, batch.factor @ batch.factor.T
-    if noise.gaussian:
-        factor, _ = cholesky_with_jitter(
-            prior + phi.T @ (phi / noise.variances_of_means(Y)[:, None])
-        )
-        none = phi.new_zeros(len(phi), 1)
-        gradient = batch.loss(mean, none)[1]
-        yield Belief(mean - torch.cholesky_solve(gradient, factor), factor, none)
+    rows, mean, prior = batch.rows, batch.mean, batch.factor @ batch.factor.T
+    if batch.noise.gaussian:
+        factor, _ = cholesky_with_jitter(prior + rows.total(_precision_of)[0])
+        mean = mean - torch.cholesky_solve(batch.loss(mean)[1], factor)
+        yield Belief(mean, factor, float(rows.total(_likelihood_of, False, tensors=[mean])[0]))
         return
-    precision, std = prior, _std(phi, batch.factor)
-    unit = float(std.max()) or 1.0
+    precision = prior
+    unit = max(rows.each(_prior_std, tensors=[batch.factor])) or 1.0
     for step in range(1, max_iter + 1):
-        f = phi @ mean
-        curvature = -2 * noise.terms(Y, f, std.square()).d_variance / Y.shape[1]
-        new = prior + phi.T @ (curvature * phi)
+        new = prior + rows.total(_curvature_of, tensors=[mean])[0]
         # Only half of the change is made, because mean and curvature would otherwise oscillate.
         precision = new if step < 3 else 0.5 * (new + precision)
         factor, _ = cholesky_with_jitter(precision)
-        loss, gradient = batch.loss(mean, std.square())
+        loss, gradient = batch.loss(mean)
         change = torch.cholesky_solve(gradient, factor)
-        change = _accepted(change, loss, lambda w, at=std**2: batch.loss(w, at)[0], mean)
+        change = _accepted(change, loss, lambda w: batch.loss(w, eval_gradient=False)[0], mean)
+        given = {"tensors": [factor, mean, change]}
+        moved, largest = map(max, zip(*rows.each(_moved, step, **given), strict=True))
         mean = mean - change
-        own_std = _std(phi, factor)
-        new_std = own_std if step < 3 else 0.5 * (own_std + std)
-        moved = torch.maximum((phi @ change).abs().max(), (new_std - std).abs().max())
-        std = new_std
-        yield Belief(mean, factor, own_std.square())
-        if float(moved) <= tol * max(float(f.abs().max()), unit):
+        expected = rows.total(_expected_of, tensors=[mean])[0]
+        yield Belief(mean, factor, float(expected))
+        if moved <= tol * max(largest, unit):
             return
 
 
@@ -211,28 +260,65 @@ def _accepted(
     return torch.zeros_like(change)
 
 
-def full_batch(
-    functions: FullMap,
-    noise: NoiseAtRows,
-    X: Tensor,
-    Y: Tensor,
-    past: ExactModel | None = None,
-    check: Callable[[], None] = lambda: None,
-) -> FullBatch:
-    """The functions at all rows, and the prior of their weights or a past model in its place.
+# ---------------------------------------------------------------- of the rows at hand
 
-    O(n m d), for kernel functions O(n m^2); `check` is called after each part.
-    """
-    m, t = functions.n_features, Y.shape[1]
-    blocks = []
-    for rows in X.double().split(max(1, int(_WORK / (m * max(m, X.shape[1]))))):
-        blocks.append(functions.evaluate(rows))
-        check()
-    phi = torch.cat(blocks)
-    mean, factor = torch.zeros(m, t).to(phi), torch.eye(m).to(phi)
-    if past is not None:
-        mean, factor = (torch.as_tensor(a).to(phi) for a in (past.mean, past.factor))
-    return FullBatch(noise, phi, Y.double(), mean, factor)
+
+def _precision_of(rows: BatchRows) -> tuple[Tensor]:
+    """Phi' N^-1 Phi for the noise N."""
+    return (rows.phi.T @ (rows.phi / rows.noise.variances_of_means(rows.Y)[:, None]),)
+
+
+def _likelihood_of(rows: BatchRows, eval_gradient: bool, mean: Tensor) -> tuple[Tensor, Tensor]:
+    """The expected log likelihood, and its gradient in the weights' mean or zeros."""
+    terms = rows.noise.terms(rows.Y, rows.phi @ mean, rows.std.square())
+    slope = rows.phi.T @ terms.d_mean if eval_gradient else torch.zeros_like(mean)
+    return terms.value.sum(), slope
+
+
+def _expected_of(rows: BatchRows, mean: Tensor) -> tuple[Tensor]:
+    """The expected log likelihood with the variances of the last precision."""
+    return (rows.noise.terms(rows.Y, rows.phi @ mean, rows.latest.square()).value.sum(),)
+
+
+def _prior_std(rows: BatchRows, factor: Tensor) -> float:
+    """The rows begin with the standard deviations under the prior; the largest one."""
+    rows.std = _std(rows.phi, factor)
+    return float(rows.std.max()) if len(rows.std) else 0.0
+
+
+def _curvature_of(rows: BatchRows, mean: Tensor) -> tuple[Tensor]:
+    """Phi' Lambda Phi."""
+    terms = rows.noise.terms(rows.Y, rows.phi @ mean, rows.std.square())
+    return (rows.phi.T @ (-2 * terms.d_variance / rows.Y.shape[1] * rows.phi),)
+
+
+def _moved(
+    rows: BatchRows, step: int, factor: Tensor, mean: Tensor, change: Tensor
+) -> tuple[float, float]:
+    """Move the standard deviations; how far a value moves at most, and the largest value."""
+    if not len(rows.phi):
+        return 0.0, 0.0
+    rows.latest = _std(rows.phi, factor)
+    std = rows.latest if step < 3 else 0.5 * (rows.latest + rows.std)
+    moved = max(float((rows.phi @ change).abs().max()), float((std - rows.std).abs().max()))
+    rows.std = std
+    return moved, float((rows.phi @ mean).abs().max())
+
+
+def full_batch(
+    functions: Functions,
+    m: int,
+    noise: NoiseAtRows,
+    source: RowSource | SharedSource,
+    past: ExactModel | None = None,
+) -> FullBatch:
+    """m functions at all rows, and the prior of their weights or a past model in its place."""
+    rows, t, on = source.held(BatchRows.of, functions, noise, m), source.Y.shape[1], source.device
+    if past is None:
+        mean, factor = torch.zeros(m, t).double(), torch.eye(m).double()
+    else:
+        mean, factor = torch.as_tensor(past.mean), torch.as_tensor(past.factor)
+    return FullBatch(rows, noise, source.n_rows, mean.to(on), factor.to(on))
 
 
 def believed(
@@ -244,7 +330,7 @@ def believed(
         q.mean.cpu().numpy(),
         q.factor.cpu().numpy(),
         batch.noise.variance,
-        batch.noise.n_rows(batch.Y) + (past.n_rows if past else 0),
+        batch.n_rows + (past.n_rows if past else 0),
         batch.lower_bound(q) + (past.lower_bound if past else 0.0),
     )
 
@@ -265,7 +351,9 @@ def exact_process(
     compiled = compile_kernel(kernel, d)
     noise = NoiseAtRows.of(likelihood, noise_of(compiled, compiled.theta0), Y).at(known, counts)
     functions = Functions.at(kernel, rows.X)
-    batch = full_batch(full_map(functions, d, noise.variance, X.device), noise, X, Y)
+    phi = full_map(functions, d, noise.variance, X.device).evaluate(X)
+    nothing = phi.new_zeros(len(X), Y.shape[1]), torch.eye(len(X)).to(phi)
+    batch = FullBatch.here(noise, phi, Y.double(), *nothing)
     for belief in newton_steps(batch, max_iter):
         last = belief
         if late():
@@ -280,11 +368,8 @@ def train_by_full_batches(
     # A model may not be the prior of rows that it was already fitted to.
     run, past = fit.run, fit.past if fit.n_seen > 0 else None
     batch, model, n_iter, reason = None, None, 0, "converged"
-    with run.stage("basis", optional=True):
-        X, Y = fit.source.rows(slice(None))
-        full = full_map(functions, fit.d, noise.variance, run.device)
-        noise = noise.at(fit.source.known(slice(None)), fit.source.weights(slice(None)))
-        batch = full_batch(full, noise, X, Y, past, run.budget.check)
+    with run.stage("basis", optional=True), watched(run.budget.check):
+        batch = full_batch(functions, functions.n_components, noise, fit.source, past)
     if batch is None:
         return Trained(None, run.budget.ended, 0)
     theta = compile_kernel(functions.kernel, fit.d).theta0.numpy()
@@ -295,7 +380,7 @@ def train_by_full_batches(
             n_iter, model = n_iter + 1, believed(functions, batch, q, past)
             run.preview = lambda copy, step, now=model: copy._keep(now)
             bound = model.lower_bound - (past.lower_bound if past else 0.0)
-            run.monitor.record_score(theta, bound / (noise.n_rows(Y) * fit.t), float(n_iter))
+            run.monitor.record_score(theta, bound / (batch.n_rows * fit.t), float(n_iter))
         if n_iter == max_iter and not noise.gaussian:
             reason = "max_iter"
     return Trained(model, ending.reason or reason, n_iter)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...core import FitRun
+from ...core import FitRun, SharedSource
 from ...core.data import RowSource
 from ...core.training import Stepper, StepsResult, train_steps
 from ...kernels import TorchKernel
@@ -54,7 +54,7 @@ class Fit:
 
     Attributes
     ----------
-    source : RowSource
+    source : RowSource or SharedSource
         Rows in the model's units; they are converted to the precision of training.
     run : FitRun
     steps : StepPlan or None
@@ -65,7 +65,7 @@ class Fit:
         Number of other rows that this model has seen.
     """
 
-    source: RowSource
+    source: RowSource | SharedSource
     run: FitRun
     steps: StepPlan | None = None
     past: Any = None
@@ -73,8 +73,8 @@ class Fit:
 
     def __post_init__(self) -> None:
         dtype = torch.float64 if self.steps is None else self.steps.torch_dtype
-        self.source = replace(self.source, dtype=dtype, _resident=None).resident()
-        (self.n, self.d), self.t = self.source.X.shape, self.source.Y.shape[1]
+        self.source = self.source.converted(dtype).resident()
+        self.n, self.d, self.t = len(self.source), self.source.X.shape[1], self.source.Y.shape[1]
 
     @property
     def n_rows(self) -> float:

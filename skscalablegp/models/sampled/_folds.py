@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ...core import FitRun
+from ...core import FitRun, SharedSource
 from ...core.data import RowSource
 from ...core.likelihoods import Gaussian
 from ._exact import exact_process
@@ -21,6 +21,8 @@ _FEWEST = 10
 _FIVE, _TWO = 200, 500
 # Smallest gain of an update in a fold, in log evidence per row and target.
 _TOL = 1e-4
+# Largest number of rows that are held out at a time.
+_MOST_HELD = 20_000
 # Number of rows of the exact process.
 _EXACT_ROWS = 1000
 
@@ -44,7 +46,7 @@ class Comparison(NamedTuple):
 
 
 def compared(
-    dictionary: Dictionary, source: RowSource, run: FitRun, max_iter: int
+    dictionary: Dictionary, source: RowSource | SharedSource, run: FitRun, max_iter: int
 ) -> Comparison | None:
     """Train without some rows, several times, and predict them; None for too few rows.
 
@@ -54,7 +56,8 @@ def compared(
     if n < _FEWEST:
         return None
     folds = np.array_split(run.random_state.permutation(n), 5)
-    for held in map(np.sort, folds[: 5 if n < _FIVE else 2 if n < _TWO else 1]):
+    for fold in folds[: 5 if n < _FIVE else 2 if n < _TWO else 1]:
+        held = np.sort(fold[:_MOST_HELD])
         rest, functions = np.setdiff1d(np.arange(n), held), dictionary.without(held)
         if len(functions) == 0:
             return None
@@ -76,7 +79,7 @@ def compared(
 
 
 def _trained(
-    functions: Dictionary, source: RowSource, run: FitRun, max_iter: int
+    functions: Dictionary, source: RowSource | SharedSource, run: FitRun, max_iter: int
 ) -> RelevanceStepper:
     """The updates of one fold, until one gains little; checks the time after each."""
     stepper, score = RelevanceStepper(functions, source, run.budget), np.inf

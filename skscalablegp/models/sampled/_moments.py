@@ -99,10 +99,7 @@ class Moments:
             n, square = n + len(Y), square + float(Y.square().sum())
         m = len(gram)
         if n > len(phi):
-            L, _ = cholesky_with_jitter(gram)
-            target = torch.linalg.solve_triangular(L, projection, upper=False)
-            rest = max(square - float(target.square().sum()), 0.0)
-            return cls(L.T, target, rest, gram, total, _FLOOR_OF_SUMS * unit)
+            return cls.of_sums(gram, projection, square, total, unit)
         root, rest = phi, 0.0
         if n > m:
             R = torch.linalg.qr(torch.cat([phi, Y], 1), mode="r").R
@@ -110,6 +107,21 @@ class Moments:
         # Zeros do not say how large other targets would be. Their intervals keep some width.
         floor = _FLOOR if square > 0 else _FLOOR_OF_SUMS
         return cls(root, Y, rest, gram, total, floor * unit)
+
+    @classmethod
+    def of_sums(
+        cls,
+        gram: Float64[Tensor, "m m"],
+        projection: Float64[Tensor, "m t"],
+        square: float,
+        n: float,
+        unit: float,
+    ) -> Moments:
+        """From Phi'Phi, Phi'Y, |Y|^2 and the number of rows."""
+        L, _ = cholesky_with_jitter(gram)
+        target = torch.linalg.solve_triangular(L, projection, upper=False)
+        rest = max(square - float(target.square().sum()), 0.0)
+        return cls(L.T, target, rest, gram, n, _FLOOR_OF_SUMS * unit)
 
     def weights(
         self, at: Int64[Tensor, " r"], precision: Float64[Tensor, " r"], noise: float

@@ -89,6 +89,9 @@ class StartPlan(Plan):
         with the noise estimate of a kernel that suits the data.
     largest_signal : float or None
         Bound of the signal variance of the default kernel, in units of the target's mean square.
+    every_row : bool
+        Whether kernel functions at as many rows as there are may follow, which represent functions
+        without noise.
     """
 
     kernel: Any
@@ -97,6 +100,7 @@ class StartPlan(Plan):
     n_restarts: int
     compares_smooth: bool
     largest_signal: float | None
+    every_row: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -208,7 +212,9 @@ class RelevancePlan(Plan):
     rounds: StepPlan | None
 
 
-def _plan_start(params: Any, kernel: Any, steps: bool, finite: bool) -> StartPlan:
+def _plan_start(
+    params: Any, kernel: Any, steps: bool, finite: bool, every_row: bool = False
+) -> StartPlan:
     """The plan of the exact start; `steps` may follow, for a `finite` number of features."""
     size, untrained = params.subset_size, params.optimizer is None
     why = "optimizer=None keeps the kernel's hyperparameters"
@@ -220,6 +226,7 @@ def _plan_start(params: Any, kernel: Any, steps: bool, finite: bool) -> StartPla
         compares_smooth=steps,
         # The error of random features is proportional to the signal's variance.
         largest_signal=LARGEST_FEATURE_SIGNAL if finite else None,
+        every_row=every_row,
         ignored=ignore("n_restarts_optimizer", because=why) if untrained else {},
     )
 
@@ -291,7 +298,7 @@ def plan(
         inference=_inference(exact, fourier, m, n),
         max_iter=limit._replace(value=1) if exact and likelihood.conjugate else limit,
         planned=limit.value >= default,
-        start=_plan_start(params, kernel, not exact, fourier),
+        start=_plan_start(params, kernel, not exact, fourier, most_pivots == n),
         steps=steps,
         ignored=_ignored(params, m, steps, likelihood, past),
         needs=(_memory(params, size, m, steps),),

@@ -16,8 +16,11 @@ from ...core import (
     SMALL_TABLE,
     FitRun,
     MinibatchGPRegressorBase,
+    OwnRows,
+    SharedSource,
     is_auto,
     merged_with_targets,
+    own_rows,
     rows_to_check,
     warn_if_rough,
 )
@@ -28,12 +31,19 @@ from ...core.training import StepsResult, train_steps
 from ...kernels import compile_kernel
 from ...linalg.gradients import GPProblem
 from ...linalg.solvers import cholesky_with_jitter
-from ._base import input_moments
+from ._base import input_moments, input_units
 from ._basis import KernelFunctions
 from ._folds import Comparison, compared
 from ._plan import RelevancePlan, plan_relevance
 from ._process import ProcessMap, ProcessPosterior
-from ._relevance import Dictionary, RelevanceModel, RelevanceStepper, own_values, whole_model
+from ._relevance import (
+    MOMENT_ROWS,
+    Dictionary,
+    RelevanceModel,
+    RelevanceStepper,
+    own_values,
+    whole_model,
+)
 from ._rounds import reduced
 from ._start import Start, exact_start_of
 
@@ -41,7 +51,7 @@ from ._start import Start, exact_start_of
 _MOST_IN_HASTE, _MOST_INTERRUPTED = 1024, 512
 # From this number of rows on there may be a warning. It appears if the loss against the exact
 # process is above this many nats per row, and above this many standard errors.
-_FEWEST_JUDGED, _BEHIND, _DOUBT = 100, 0.15, 3.0
+_FEWEST_HELD_OUT, _BEHIND, _DOUBT = 100, 0.15, 3.0
 # The loss from which on a small table keeps all functions. Up to so many rows, where functions cost
 # little, it keeps them unless the loss is below the next number by that many standard errors.
 _WHOLE, _FEW_ROWS, _WHOLE_OF_FEW, _WHOLE_DOUBT = 0.1, 150, 0.05, 2.0
@@ -211,6 +221,7 @@ class QSRVMRegressor(MinibatchGPRegressorBase):
     """
 
     _needs_float64 = "the posterior of the relevance weights"
+    _sums_rows = True
 
     def __init__(  # noqa: PLR0913 (one for each setting)
         self,
@@ -279,20 +290,12 @@ class QSRVMRegressor(MinibatchGPRegressorBase):
                 "fit without it, or use QSGPRegressor or SVGPRegressor."
             )
         with FitRun(self) as run:
-            X, Y = self._read_rows(X, y)
-            found = merged_with_targets(X, Y, [], check_sample_weight(sample_weight, len(X)))
-            given, counts = np.arange(len(X)), None
-            if found is not None:
-                given, counts = found.rows, found.counts
-                X, Y = X[given], Y[given]
-            kernel = self._own_kernel(X)
-            plan = plan_relevance(self, kernel, len(X))
-            inputs = input_moments(X, self.standardize, kernel)
-            targets = weighted_moments(Y, counts, run.normalizes(Y))
-            self._keep_scaling(Scaling(*inputs, *targets))
+            source, given = self._read_source(X, y, sample_weight, run)
+            n = len(source)
+            plan = plan_relevance(self, self._own_kernel(source.X), n)
+            self._keep_scaling(source.scaling)
             run.follow(plan)
-            source = RowSource(X, Y, self._scaling, torch.float64, run.device, counts=counts)
-            run.begin(X, Y, n_rows=None if counts is None else source.n_rows)
+            run.begin(source.X, source.Y, n_rows=source.n_rows)
             dictionary_of = partial(self._dictionary, given, source)
             start, dictionary = self._started(plan, source, run, dictionary_of)
             rounds = reduced(dictionary, plan, self, run)
@@ -308,11 +311,11 @@ class QSRVMRegressor(MinibatchGPRegressorBase):
                 run.budget.check()
                 comparison = compared(dictionary, source, run, self.max_iter)
                 if comparison is not None and self._keeps_all(comparison, source, run):
-                    model = whole_model(dictionary_of(start.kernel, np.arange(len(X))))
+                    model = whole_model(dictionary_of(start.kernel, np.arange(n)))
                 elif comparison is not None:
                     scale = comparison.scale
-            kernel, rows = dictionary.kernel, rows_to_check(len(X), run).numpy()
-            warn_if_rough(GPProblem(kernel, *source.rows(rows)), kernel.theta0, len(X), run)
+            kernel, rows = dictionary.kernel, rows_to_check(n, run).numpy()
+            warn_if_rough(GPProblem(kernel, *source.rows(rows)), kernel.theta0, n, run)
             run.finish("weights", lambda: self._keep(model))
             self._variance_scale = scale
             run.ended(result.stop_reason, n_iter=start.n_iter + rounds.n_iter + result.n_steps)
@@ -322,8 +325,36 @@ class QSRVMRegressor(MinibatchGPRegressorBase):
             )
         return self
 
+    def _read_source(
+        self, X: Any, y: Any, sample_weight: Any, run: FitRun
+    ) -> tuple[RowSource | SharedSource, np.ndarray]:
+        """The rows of the model, and their numbers in the given table."""
+        ranks = own_rows()
+        if ranks is not None:
+            return self._read_own_source(OwnRows.read(ranks), run)
+        X, Y = self._read_rows(X, y)
+        found = merged_with_targets(X, Y, [], check_sample_weight(sample_weight, len(X)))
+        given, counts = np.arange(len(X)), None
+        if found is not None:
+            given, counts = found.rows, found.counts
+            X, Y = X[given], Y[given]
+        inputs = input_moments(X, self.standardize, self._own_kernel(X))
+        scaling = Scaling(*inputs, *weighted_moments(Y, counts, run.normalizes(Y)))
+        return RowSource(X, Y, scaling, torch.float64, run.device, counts=counts), given
+
+    def _read_own_source(
+        self, own: OwnRows, run: FitRun
+    ) -> tuple[RowSource | SharedSource, np.ndarray]:
+        """The same for rows of which each rank has its own."""
+        units = own.scaling(run, Gaussian(), shared=False)
+        moments = units.x_mean, units.x_scale
+        inputs = input_units(moments, self.standardize, self._own_kernel(own.X))
+        scaling = Scaling(*inputs, units.y_mean, units.y_scale)
+        source = own.source(scaling, Gaussian(), run.device, torch.float64)
+        return source.here() if len(own) <= MOMENT_ROWS else source, np.arange(len(own))
+
     def _dictionary(
-        self, given: np.ndarray, source: RowSource, kernel: Any, rows: np.ndarray
+        self, given: np.ndarray, source: RowSource | SharedSource, kernel: Any, rows: np.ndarray
     ) -> Dictionary:
         """Functions at some rows of a table, which are those of these numbers in the given one."""
         compiled = compile_kernel(kernel, source.X.shape[1])
@@ -332,7 +363,7 @@ class QSRVMRegressor(MinibatchGPRegressorBase):
     def _started(
         self,
         plan: RelevancePlan,
-        source: RowSource,
+        source: RowSource | SharedSource,
         run: FitRun,
         dictionary_of: Callable[[Any, np.ndarray], Dictionary],
     ) -> tuple[Start, Dictionary]:
@@ -350,7 +381,7 @@ class QSRVMRegressor(MinibatchGPRegressorBase):
         return start, dictionary_of(start.kernel, chosen)
 
     def _updated(
-        self, dictionary: Dictionary, source: RowSource, run: FitRun
+        self, dictionary: Dictionary, source: RowSource | SharedSource, run: FitRun
     ) -> tuple[RelevanceStepper, StepsResult]:
         """Full-batch updates of all precisions."""
         stepper = run.finish("moments", lambda: RelevanceStepper(dictionary, source, run.budget))
@@ -367,7 +398,9 @@ class QSRVMRegressor(MinibatchGPRegressorBase):
         )
         return stepper, result
 
-    def _keeps_all(self, comparison: Comparison, source: RowSource, run: FitRun) -> bool:
+    def _keeps_all(
+        self, comparison: Comparison, source: RowSource | SharedSource, run: FitRun
+    ) -> bool:
         """Whether to keep all functions, because the exact process may predict better.
 
         Only small tables keep them; others get a warning if the difference is large.
@@ -382,7 +415,7 @@ class QSRVMRegressor(MinibatchGPRegressorBase):
             )
             run.chose("n_components", n, f"{why}, so that no function is dropped")
             return True
-        if n >= _FEWEST_JUDGED and loss - _DOUBT * doubt > _BEHIND:
+        if n >= _FEWEST_HELD_OUT and loss - _DOUBT * doubt > _BEHIND:
             run.warn(
                 "a sparse model does not suffice for these rows. The mean log density of held-out "
                 f"rows is {loss:.2f} higher under an exact process: use QSGPRegressor."
@@ -393,7 +426,7 @@ class QSRVMRegressor(MinibatchGPRegressorBase):
         dictionary, weights = model.dictionary, model.weights
         rows = dictionary.rows[model.active.cpu().numpy()]
         self.relevance_ = dictionary.given[rows]
-        self.relevance_vectors_ = np.asarray(dictionary.source.X[rows], dtype=np.float64)
+        self.relevance_vectors_ = dictionary.source.originals(rows)[0].astype(np.float64)
         self.precision_ = weights.precision.cpu().numpy() * dictionary.unit
         self.coef_ = weights.mean.cpu().numpy()
         self.coef_covariance_cholesky_ = cholesky_with_jitter(weights.covariance.cpu())[0].numpy()

@@ -10,6 +10,7 @@ import torch
 from jaxtyping import Float64, Int64
 from torch import Tensor
 
+from ...core import SharedSource
 from ...core.data import RowSource
 from ...core.posteriors import FeatureWeights
 from ...core.training import Budget, Stepper
@@ -23,10 +24,7 @@ from ._process import ProcessMap
 from ._stepper import QSGPStepper
 
 # Number of rows in a block of the moments.
-_ROWS = 4096
-# Up to the first number of functions, single ones are dropped and added. An update may drop the
-# second number, and add the third.
-_CHANGED_SINGLY, _DROPS, _ADDS = 512, 16, 4
+MOMENT_ROWS = 4096
 # Log evidence per target, in nats, that a function has to add. MacKay's updates keep clusters of
 # functions that add less. A function that comes back has to add this margin, too.
 _WORTH, _MARGIN = 0.5, 1.0
@@ -42,7 +40,7 @@ class Dictionary:
     Attributes
     ----------
     kernel : TorchKernel
-    source : RowSource
+    source : RowSource or SharedSource
         The table.
     rows : ndarray of shape (m,)
         The numbers of these rows.
@@ -63,7 +61,7 @@ class Dictionary:
     """
 
     kernel: TorchKernel
-    source: RowSource
+    source: RowSource | SharedSource
     rows: np.ndarray
     points: Float64[Tensor, "m d"]
     amplitude: Float64[Tensor, " m"]
@@ -77,13 +75,14 @@ class Dictionary:
     def of(
         cls,
         kernel: TorchKernel,
-        source: RowSource,
+        source: RowSource | SharedSource,
         rows: np.ndarray,
         max_precision: float,
         given: np.ndarray | None = None,
     ) -> Dictionary:
         """Functions at given rows of a table; `max_precision` is in units of `unit`."""
-        unit = float(np.mean([float(Y.square().mean()) for _, Y in source.blocks()])) or 1.0
+        total, count = source.held(_same).total(_squares_of)[0].tolist()
+        unit = total / count or 1.0
         points, noise = source.rows(rows)[0], noise_of(kernel, kernel.theta0)
         amplitude = own_values(kernel, points)
         ones = np.full(len(rows), 1.0 / unit)
@@ -131,20 +130,23 @@ class Dictionary:
         """The functions at all but some rows."""
         return self._kept(np.flatnonzero(~np.isin(self.rows, rows)), self.precision)
 
-    def moments(self, source: RowSource, budget: Budget) -> Moments:
+    def moments(self, source: RowSource | SharedSource, budget: Budget) -> Moments:
         """The moments of the functions at the rows of a table; O(n m^2).
 
         When the time is up or an interrupt comes, the rows end with the current block.
         """
-        theta, points = self.kernel.theta0, self.points
+        # So few rows have square roots of their own.
+        source = source.here() if len(source) <= MOMENT_ROWS else source
+        if isinstance(source, SharedSource):
+            given = [self.points, self.amplitude]
+            *sums, numbers = source.held(_same).total(_moments_of, self.kernel, tensors=given)
+            return Moments.of_sums(*sums, *numbers.tolist(), self.unit)
 
         def blocks() -> Iterator[tuple[Tensor, Tensor, Tensor | None]]:
             n = 0
-            for X, Y in source.blocks(_ROWS):
-                counts = source.weights(slice(n, n + len(X)))
-                with torch.no_grad():
-                    yield self.kernel.cross(theta, X, points) / self.amplitude, Y, counts
-                n += len(X)
+            for phi, Y, counts in _functions_at(source, self.kernel, self.points, self.amplitude):
+                yield phi, Y, counts
+                n += len(Y)
                 if n < len(source) and budget.left == 0:
                     budget.end("max_seconds")
                     return
@@ -152,6 +154,44 @@ class Dictionary:
                     return
 
         return Moments.of(blocks(), self.unit)
+
+
+# ---------------------------------------------------------------- of the rows at hand
+
+
+def _same(source: RowSource) -> RowSource:
+    return source
+
+
+def _squares_of(source: RowSource) -> tuple[Tensor]:
+    """The sum of the targets' squares, and their number."""
+    total = sum(float(Y.double().square().sum()) for _, Y in source.blocks())
+    return (torch.tensor([total, source.Y.size], dtype=torch.float64),)
+
+
+@torch.no_grad()
+def _functions_at(
+    source: RowSource, kernel: TorchKernel, points: Tensor, amplitude: Tensor
+) -> Iterator[tuple[Tensor, Tensor, Tensor | None]]:
+    """The functions at blocks of rows, the targets and the counts."""
+    for start in range(0, len(source), MOMENT_ROWS):
+        some = slice(start, start + MOMENT_ROWS)
+        X, Y = source.rows(some)
+        yield kernel.cross(kernel.theta0, X, points) / amplitude, Y, source.weights(some)
+
+
+def _moments_of(
+    source: RowSource, kernel: TorchKernel, points: Tensor, amplitude: Tensor
+) -> tuple[Tensor, ...]:
+    """Phi'Phi, Phi'Y, and |Y|^2 with the number of rows."""
+    m, t = len(points), source.Y.shape[1]
+    gram, projection = points.new_zeros(m, m), points.new_zeros(m, t)
+    square = 0.0
+    for phi, Y, _ in _functions_at(source, kernel, points, amplitude):
+        gram += phi.T @ phi
+        projection += phi.T @ Y
+        square += float(Y.square().sum())
+    return gram, projection, gram.new_tensor([square, len(source)])
 
 
 def own_values(kernel: TorchKernel, points: Tensor) -> Tensor:
@@ -250,17 +290,25 @@ class RelevanceStepper(Stepper):
     ----------
     dictionary : Dictionary
         The functions, with their initial precisions and noise.
-    source : RowSource
+    source : RowSource or SharedSource
         The rows of the fit.
     budget : Budget
         Its time budget limits the rows.
+    singly : int, default=512
+        Up to this number of functions, single ones are dropped and added.
     """
 
     objective_name = "log evidence minus one half for each function, per row and target"
     moving = ("active", "precision", "noise")
 
-    def __init__(self, dictionary: Dictionary, source: RowSource, budget: Budget):
-        self.dictionary = dictionary
+    def __init__(
+        self,
+        dictionary: Dictionary,
+        source: RowSource | SharedSource,
+        budget: Budget,
+        singly: int = 512,
+    ):
+        self.dictionary, self._singly = dictionary, singly
         self.moments = dictionary.moments(source, budget)
         self.noise = max(dictionary.noise, self.moments.floor)
         self.precision = torch.as_tensor(dictionary.precision).to(self.gram, copy=True)
@@ -306,12 +354,13 @@ class RelevanceStepper(Stepper):
             self.active = a[keep]
         self._solve()
         settled = self.noise > _SETTLED * before
-        if settled and len(self.active) <= _CHANGED_SINGLY and not self._drop():
-            self._add()
+        if settled and len(self.active) <= self._singly and not self.drop():
+            self.add()
 
-    def _drop(self) -> bool:
-        """Drop functions that add less than `_WORTH` to the log evidence, the least one first.
+    def drop(self, most: int = 16) -> bool:
+        """Drop up to `most` functions that add less than `_WORTH` to the log evidence.
 
+        The one that adds least comes first.
         MacKay's updates only approach an infinite s_i. The evidence there has a closed form: it is
         smaller by the factor N(0; mu_i, Sigma_ii) / N(0; 0, 1 / s_i), the ratio of Savage and
         Dickey. The functions that are left have the posterior given w_i = 0.
@@ -319,7 +368,7 @@ class RelevanceStepper(Stepper):
         left = torch.arange(len(self.active), device=self.gram.device)
         mean, covariance = self.weights.mean, self.weights.covariance
         s = self.precision[self.active]
-        for _ in range(min(_DROPS, len(left) - 1)):
+        for _ in range(min(most, len(left) - 1)):
             variance = covariance.diagonal()
             added = mean.square().sum(1) / variance + self.t * torch.log(variance * s[left])
             least = int(added.argmin())
@@ -336,14 +385,14 @@ class RelevanceStepper(Stepper):
         self._solve()
         return True
 
-    def _add(self) -> None:
-        """Add functions that would add more than `_WORTH` and `_MARGIN` to the log evidence.
+    def add(self, most: int = 4) -> None:
+        """Add up to `most` functions that would add more than `_WORTH` and `_MARGIN`.
 
         Functions that were worth little under a larger noise may be worth much under a smaller one.
         The best s_i and the evidence have closed forms (Tipping and Faul 2003, Fast marginal
         likelihood maximisation).
         """
-        for _ in range(_ADDS):
+        for _ in range(most):
             out = torch.ones(len(self.precision), dtype=torch.bool, device=self.gram.device)
             out[self.active] = False
             others = out.nonzero()[:, 0]

@@ -23,6 +23,9 @@ from torch import Tensor
 from ...core import (
     SMALL_TABLE,
     FitRun,
+    SharedSource,
+    StageSettings,
+    below_the_noise_bound,
     chosen_start,
     data_scaled_kernel,
     exact_start,
@@ -31,7 +34,7 @@ from ...core import (
 )
 from ...core.data import RowSource
 from ...core.likelihoods import Likelihood
-from ...core.training import TrainingResult
+from ...core.training import QuasiNewton, TrainingResult
 from ...kernels import TorchKernel, compile_kernel, default_kernel
 from ...linalg.gradients import GPProblem, Repeats
 from ...linalg.solvers import cholesky_with_jitter
@@ -61,11 +64,11 @@ class Rows(NamedTuple):
     counts: np.ndarray | None = None
 
     @classmethod
-    def of(cls, source: RowSource, index: np.ndarray) -> Rows:
+    def of(cls, source: RowSource | SharedSource, index: np.ndarray) -> Rows:
         """Some rows of a table, in double precision."""
-        part = replace(source, dtype=torch.float64, device=torch.device("cpu"), _resident=None)
+        part = source.converted(torch.float64, torch.device("cpu"))
         X, Y = (tensor.numpy() for tensor in part.rows(index))
-        known = 0.0 if part.noise is None else part.noise[index]
+        known = np.asarray(part.known(index)) if part.noisy else 0.0
         return cls(X, Y, known, None if part.counts is None else part.counts[index])
 
     def targets(self, likelihood: Likelihood) -> np.ndarray:
@@ -110,7 +113,7 @@ class Start:
 def exact_start_of(
     plan: StartPlan,
     likelihood: Likelihood,
-    source: RowSource,
+    source: RowSource | SharedSource,
     run: FitRun,
     preview: Callable[[Any, Start], None],
 ) -> Start:
@@ -121,7 +124,7 @@ def exact_start_of(
     plan : StartPlan
     likelihood : Likelihood
         If its noise is not additive, the signal variance is chosen afterwards.
-    source : RowSource
+    source : RowSource or SharedSource
     run : FitRun
     preview : callable
         Sets the model of a start in a copy of the estimator.
@@ -133,7 +136,9 @@ def exact_start_of(
     return start
 
 
-def _first_rows(plan: StartPlan, likelihood: Likelihood, source: RowSource, run: FitRun) -> Start:
+def _first_rows(
+    plan: StartPlan, likelihood: Likelihood, source: RowSource | SharedSource, run: FitRun
+) -> Start:
     """Some rows, and the kernel before training."""
     n = len(source)
     index = np.sort(run.random_state.permutation(n)[: plan.rows])
@@ -194,6 +199,9 @@ class _Training:
             best = trial if trial.evidence > best.evidence else best
             run.chose("kernel", best.compiled.node.label, "the higher evidence on the start's rows")
         run.reports(start=best.origin)
+        if self.plan.every_row and self.likelihood.conjugate and not run.stopped:
+            best = self._below_the_noise_bound(best)
+            n_iter = max(n_iter, best.result.n_iter)
         kernel = run.finish("start's kernel", lambda: self._at(best.compiled, best.result.theta))
         return replace(start, kernel=kernel, n_iter=n_iter, reason=best.result.stop_reason)
 
@@ -210,6 +218,13 @@ class _Training:
         restarts = self.plan.n_restarts
         result = exact_start(problem, run, max_iter=_STEPS, n_restarts=restarts, theta=chosen.theta)
         return _Trained(compiled, result, chosen.describe(), len(X))
+
+    def _below_the_noise_bound(self, best: _Trained) -> _Trained:
+        """Less noise, if predictions of the start's rows gain, because functions can follow it."""
+        X, settings = self.start.rows.X, StageSettings(QuasiNewton(), _STEPS)
+        problem = self.start.rows.problem(best.compiled, self.likelihood, X.mean(axis=0))
+        found = below_the_noise_bound(problem, best.compiled, best.result, settings, self.run)
+        return best._replace(compiled=found[0], result=found[1])
 
     def _at(self, compiled: TorchKernel, theta: np.ndarray) -> Kernel:
         kernel = compiled.to_sklearn(torch.as_tensor(theta))

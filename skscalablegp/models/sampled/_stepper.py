@@ -11,20 +11,13 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from ...core import SharedSource
 from ...core.data import RowSource
 from ...core.likelihoods import LikelihoodTerms
 from ...core.training import Stepper
 from ._basis import BasisPart, SampledBasis
-from ._estimates import (
-    BasisDraw,
-    Control,
-    Projection,
-    SampledBatch,
-    Squares,
-    optimal_diagonal,
-    sampled_gradient,
-    sampled_loss,
-)
+from ._batch import NUMBERS, BatchTask, DrawnBlocks, StepRows, batch_sums
+from ._estimates import BasisDraw, Squares, optimal_diagonal
 from ._noise import NoiseAtRows, noise_of
 from ._optimizers import SampledAdam, SparseSGD
 from ._support import Flattening, SupportRows, by_unit
@@ -36,8 +29,6 @@ OBJECTIVE = "lower bound per row and target"
 # reductions.
 _SLOWER = 0.3
 _MOST_RETREATS = 8
-# Numbers in one evaluation of the basis.
-NUMBERS = 2**24
 
 
 @dataclass(eq=False)
@@ -46,7 +37,7 @@ class Sampler:
 
     Attributes
     ----------
-    source : RowSource
+    source : RowSource or SharedSource
     basis : SampledBasis
     n_rows, n_blocks : int
         Numbers of rows in a step, and of blocks of basis functions in each of its draws.
@@ -60,7 +51,7 @@ class Sampler:
         As `n_total`, with the counts of rows that stand for several.
     """
 
-    source: RowSource
+    source: RowSource | SharedSource
     basis: SampledBasis
     n_rows: int
     n_blocks: int
@@ -150,27 +141,16 @@ class SampledStepper(Stepper):
         return self.weights.coef.shape[2] - self.t
 
     def step(self) -> None:
-        rows, source = self.sampler.rows(), self.sampler.source
+        rows = self.sampler.rows()
         with torch.no_grad():
-            noise = self.noise.at(source.known(rows), source.weights(rows))
-            self._step(rows, *source.rows(rows), noise)
+            self._step(rows)
             self.optimizer.advance()
             self._mean.after()
         self._steps += 1
 
     @abstractmethod
-    def _step(self, rows: np.ndarray, X: Tensor, Y: Tensor, noise: NoiseAtRows) -> None:
+    def _step(self, rows: np.ndarray) -> None:
         """Move the weights by one batch."""
-
-    def _control(self, cross: Float[Tensor, "b s"]) -> Control:
-        """The control variate, given k(X, support rows)."""
-        # A copy, because the step of theta uses the values from before the weights' step.
-        a = self.weights.a[: len(self.support)].to(cross, copy=True)
-        if self.control_variate == "regression":
-            return Projection(self.support.regression(cross), a)
-        if self.control_variate == "squares" and self.noise.gaussian:
-            return Squares(a, self.noise.curvature / len(self.support))
-        return Control()
 
     def _move(
         self, index: Tensor, gradient: Float[Tensor, "q u k"], everywhere: Float[Tensor, "sv qu"]
@@ -253,11 +233,15 @@ class SampledStepper(Stepper):
 
 
 class Drawn(NamedTuple):
-    """A draw of basis functions: the part of the basis, and its values in two places."""
+    """A draw of basis functions: its part of the basis, and its values at the support rows."""
 
     part: BasisPart
     data: BasisDraw
     everywhere: Tensor
+
+    @property
+    def blocks(self) -> DrawnBlocks:
+        return DrawnBlocks(self.part.blocks, self.data.scale)
 
 
 class QSGPStepper(SampledStepper):
@@ -280,57 +264,67 @@ class QSGPStepper(SampledStepper):
     ):
         super().__init__(*args, **settings)
         self.exact_from, self.hyperparameters = exact_from, hyperparameters
+        self._work = self.sampler.source.held(StepRows, self.basis, self.support)
         self.refresh()
 
-    def _step(self, rows: np.ndarray, X: Tensor, Y: Tensor, noise: NoiseAtRows) -> None:
-        control = self._control(self.support.cross(X))
-        left, right = self._draw(X), self._draw(X)
-        square, known = self._square(left, right), None
+    def _step(self, rows: np.ndarray) -> None:
+        left, right, third = self._draw(), self._draw(), None
+        moves = self.hyperparameters is not None and self.hyperparameters.due(self._steps)
+        diagonals: list[Tensor] = []
+        if not self.noise.gaussian:
+            diagonals = [self.diagonal(draw.part.index) for draw in (left, right)]
+        if moves:
+            part, scale = self.sampler.functions()
+            third = DrawnBlocks(part.blocks, scale)
+            diagonals.append(self.diagonal(part.index))
+        s, noise = len(self.support), self.noise
+        task = BatchTask(
+            noise,
+            left.blocks,
+            right.blocks,
+            third,
+            self.n,
+            len(rows),
+            regression=self.control_variate == "regression",
+        )
+        a = self.weights.a[:s].to(left.data.phi)
+        at_support = (draw.data.support() for draw in (left, right))
+        weights = left.data.weights, right.data.weights
+        tensors = [self._theta, *weights, *at_support, a, *diagonals]
         if self._steps >= self.exact_from:
-            known, square = self._function(X)
-        batch = SampledBatch(Y, left.data, right.data, control, square, self.n)
-        gradients = sampled_gradient(noise, batch, known)
-        for draw, gradient in zip((left, right), gradients, strict=True):
-            gradient = gradient + 0.5 * draw.data.scale * draw.data.weights
+            tensors += [self._folded(self.weights), self.diagonal()]
+        *gradients, of_theta = self._work.total_of(
+            rows, batch_sums, task, len(diagonals), tensors=tensors
+        )
+        pulls = self._pulls(left, right, a)
+        for draw, gradient, pull in zip((left, right), gradients, pulls, strict=True):
+            gradient = gradient.to(a) + draw.data.scale * (pull + 0.5 * draw.data.weights)
             gradient = gradient.reshape(self.basis.per_unit, -1, gradient.shape[1])
             self._add_log_diagonal(draw, gradient)
             self._move(draw.part.index, gradient, draw.everywhere)
-        if self.hyperparameters is not None and self.hyperparameters.due(self._steps):
-            self._move_theta(noise, X, batch, left.part, right.part)
+        if moves:
+            self._move_theta(of_theta)
 
-    def _draw(self, X: Float[Tensor, "b d"]) -> Drawn:
+    def _draw(self) -> Drawn:
         part, scale = self.sampler.functions()
-        phi = part.evaluate(self._theta, X)
         everywhere = part.evaluate(self.support.theta, self._rows)
         at_support = everywhere[: len(self.support)]
         weights = self._weights(part, at_support)
-        return Drawn(part, BasisDraw(phi, weights, scale, at_support), everywhere)
+        return Drawn(part, BasisDraw(at_support, weights, scale, at_support), everywhere)
+
+    def _pulls(self, left: Drawn, right: Drawn, a: Tensor) -> tuple[Tensor | float, ...]:
+        """What the control variate adds to the gradients of both draws, before their scales."""
+        if not (self.control_variate == "squares" and self.noise.gaussian):
+            return 0.0, 0.0
+        control, half = Squares(a, self.noise.curvature / len(self.support)), 0.5 * self.n
+        pairs = (left.data, right.data), (right.data, left.data)
+        return tuple(half * control.pull(*pair) for pair in pairs)
 
     def _weights(self, part: BasisPart, at_support: Float[Tensor, "s qu"]) -> Float[Tensor, "qu k"]:
         """The weights of some functions, with their shared part."""
         tail = (part.index >= self.weights.head).to(at_support).repeat(self.basis.per_unit)
         own = self.weights.coef[:, part.index].flatten(0, 1)
         return own + (at_support * tail).T @ self.weights.shared.to(at_support)
-
-    def _function(self, X: Float[Tensor, "b d"]) -> tuple[Tensor, Tensor]:
-        """All columns' values at the rows, and the diagonal's variance, from all functions."""
-        f, square = 0.0, 0.0
-        for part in self.basis.parts(max(1, NUMBERS // (self.basis.per_unit * len(self._rows)))):
-            phi = part.evaluate(self._theta, X)
-            at_support = part.evaluate(self.support.theta, self.support.X)
-            f = f + phi @ self._weights(part, at_support)
-            square = square + phi.square() @ self.diagonal(part.index).flatten().square()
-        return f, square[:, None]
-
-    def _square(self, *draws: Drawn) -> Float[Tensor, "b 1"]:
-        """An unbiased estimate of the variance of f from the diagonal of C."""
-        if self.noise.gaussian:
-            return torch.zeros(len(draws[0].data.phi), 1).to(draws[0].data.phi)
-        parts = [
-            d.data.scale * (d.data.phi.square() @ self.diagonal(d.part.index).flatten().square())
-            for d in draws
-        ]
-        return (sum(parts) / len(parts))[:, None]
 
     def _add_log_diagonal(self, draw: Drawn, gradient: Float[Tensor, "q u k"]) -> None:
         """Add the gradient of -log c_rr, which is -1 / c_rr where column r meets coordinate r."""
@@ -345,33 +339,11 @@ class QSGPStepper(SampledStepper):
         units = torch.arange(self.basis.n_units, device=c.device)[index]
         return c * (self._coordinates(units)[:, :, 0] >= self.n_dense)
 
-    def _move_theta(
-        self, noise: NoiseAtRows, X: Tensor, batch: SampledBatch, left: BasisPart, right: BasisPart
-    ) -> None:
-        """A step of theta along the gradient of the sampled loss (empirical Bayes).
-
-        The control variate keeps the basis of the start (appendix F.3), so that f at the support
-        rows remains known.
-        """
-        kernel, (third, scale) = self.support.kernel, self.sampler.functions()
-        c = self.diagonal(third.index).flatten()
-        with torch.enable_grad():
-            theta = self._theta.detach().requires_grad_(True)
-            batch = replace(
-                batch,
-                left=replace(batch.left, phi=left.evaluate(theta, X)),
-                right=replace(batch.right, phi=right.evaluate(theta, X)),
-                square=scale * (third.evaluate(theta, X).square() @ c.square())[:, None],
-            )
-            variances = None
-            if noise.gaussian:
-                white = kernel.noise(theta, X[:1].double())[0]
-                variances = (white + noise.known).expand(len(X)).to(X)
-            loss = sampled_loss(noise, batch, variances)
-            (gradient,) = torch.autograd.grad(loss, theta, allow_unused=True)
-        if gradient is not None:
-            self._theta = self.hyperparameters.moved(theta.detach(), gradient.double(), kernel)
-        if noise.likelihood.additive:
+    def _move_theta(self, gradient: Float[Tensor, " p"]) -> None:
+        """A step of theta along the gradient of the sampled loss (empirical Bayes)."""
+        kernel = self.support.kernel
+        self._theta = self.hyperparameters.moved(self._theta.detach(), gradient, kernel)
+        if self.noise.likelihood.additive:
             self.noise = replace(self.noise, variance=noise_of(kernel, self._theta))
 
     # ------------------------------------------------------------------ called by the driver
@@ -437,7 +409,10 @@ class QSGPStepper(SampledStepper):
         return (phi[: len(self.support)] @ w.coef[:, index].flatten(0, 1)).double()
 
     def folded(self) -> Float[Tensor, "q units k"]:
-        w, q = self._better, self.basis.per_unit
+        return self._folded(self._better)
+
+    def _folded(self, w: SampledWeights) -> Float[Tensor, "q units k"]:
+        q = self.basis.per_unit
         coef, shared = w.coef.clone(), w.shared.to(w.coef)
         for part in self.basis.parts(max(1, NUMBERS // (q * len(self.support)))):
             phi = part.evaluate(self.support.theta, self.support.X)

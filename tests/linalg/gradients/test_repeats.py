@@ -26,16 +26,13 @@ from skscalablegp.linalg.gradients import (
     fisher_information,
     sets_marginal_likelihood,
 )
+from skscalablegp.models.deep import data_fit, log_det_direction, weight_space_likelihood
 from skscalablegp.models.deep._exact_pass import ExactPass, NoiseSearch
 from skscalablegp.models.deep._features import make_deep_features
-from skscalablegp.models.deep._objective import (
-    data_fit,
-    log_det_direction,
-    weight_space_likelihood,
-)
 from skscalablegp.models.deep._stepper import TrainingRows, WeightSpaceStepper
 from skscalablegp.models.experts._gradient import ExpertsGradient
-from skscalablegp.models.fourier._collapsed import collapsed_marginal_likelihood, feature_weights
+from skscalablegp.models.fourier import collapsed_marginal_likelihood
+from skscalablegp.models.fourier._collapsed import feature_weights
 from skscalablegp.models.grid import (
     FewRows,
     GridKernel,
@@ -46,7 +43,7 @@ from skscalablegp.models.grid import (
 )
 from skscalablegp.models.grid._network import _negative_likelihood, _squared_error
 from skscalablegp.models.grid._objective import few_rows_gradient, summed
-from skscalablegp.models.inducing._bound import NaturalBelief, variational_bound
+from skscalablegp.models.inducing import NaturalBelief, variational_bound
 from skscalablegp.models.inducing._collapsed import InducingGradient
 from skscalablegp.models.inducing._stepper import SparseModel
 from skscalablegp.models.neighbors._objectives import LocalGradient

@@ -43,14 +43,9 @@ STATIONARY = {
 AUTODIFF = [Columns(ExpSineSquared(1.2, 2.5), 1) * RBF(1.5), DotProduct(0.7) + RBF(), RBF() ** 4]
 
 
-@pytest.fixture
-def small_tiles(monkeypatch):
-    monkeypatch.setattr("skscalablegp.linalg.operators._kernel._CPU_TILE", SMALL_TILE)
-
-
-def operator(kernel, X, *, dtype=torch.float64, **options):
+def operator(kernel, X, *, dtype=torch.float64, tile=SMALL_TILE, **options):
     compiled = compile_kernel(kernel, X.shape[1])
-    return KernelOperator(compiled, compiled.theta0, X.to(dtype), **options)
+    return KernelOperator(compiled, compiled.theta0, X.to(dtype), tile=tile, **options)
 
 
 # ---------------------------------------------------------------- closed forms
@@ -78,17 +73,18 @@ def test_other_kernels_are_differentiated_automatically(kernel):
 
 
 @pytest.mark.parametrize("kernel", STATIONARY.values(), ids=STATIONARY.keys())
-def test_gradient_against_finite_differences(kernel, small_tiles):
+def test_gradient_against_finite_differences(kernel):
     X, left, right = normal(15, 3), normal(15, 2, seed=1), normal(15, 2, seed=2)
     compiled = compile_kernel(kernel + W(0.2), 3)
     theta, step = compiled.theta0, 1e-5
+    made = partial(KernelOperator, compiled, X=X, tile=SMALL_TILE)
 
     def value(theta):
-        return float((left * KernelOperator(compiled, theta, X).matmul(right)).sum())
+        return float((left * made(theta).matmul(right)).sum())
 
     unit = torch.eye(len(theta), dtype=torch.float64) * step
     expected = [(value(theta + e) - value(theta - e)) / (2 * step) for e in unit]
-    grad = KernelOperator(compiled, theta, X).bilinear_grad(left, right)
+    grad = made(theta).bilinear_grad(left, right)
     np.testing.assert_allclose(grad, expected, rtol=1e-6, atol=1e-7)
 
 
@@ -158,11 +154,9 @@ def test_every_way_gives_the_same_numbers(data):
     X = normal(n, d, seed=data.draw(st.integers(0, 1000)))
     V, U = normal(n, s, seed=1), normal(n, s, seed=2)
     H, dH = kernel(X.numpy(), eval_gradient=True)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("skscalablegp.linalg.operators._kernel._CPU_TILE", tile)
-        tiled, kept = operator(kernel, X), operator(kernel, X, keep=True)
-        products = [op.matmul(V) for op in (tiled, kept)]
-        grads = [op.bilinear_grad(U, V) for op in (tiled, kept)]
+    ways = [operator(kernel, X, tile=tile, keep=keep) for keep in (False, True)]
+    products = [op.matmul(V) for op in ways]
+    grads = [op.bilinear_grad(U, V) for op in ways]
     scale = float((np.abs(H) @ np.abs(V.numpy())).max())
     for product in products:
         np.testing.assert_allclose(product, H @ V.numpy(), rtol=0, atol=1e-10 * scale)
@@ -172,18 +166,17 @@ def test_every_way_gives_the_same_numbers(data):
         np.testing.assert_allclose(grad, expected, rtol=0, atol=1e-9 * size)
 
 
-def test_a_tile_larger_than_the_table_changes_nothing(monkeypatch):
+def test_a_tile_larger_than_the_table_changes_nothing():
     X, V = normal(20, 2), normal(20, 3)
-    whole = operator(default_kernel(2), X)
+    whole = operator(default_kernel(2), X, tile=None)
     assert len(whole._slices) == 1 and tile_size(X.device) >= 256
-    monkeypatch.setattr("skscalablegp.linalg.operators._kernel._CPU_TILE", 6)
-    tiled = operator(default_kernel(2), X)
+    tiled = operator(default_kernel(2), X, tile=6)
     assert len(tiled._slices) == 4
     torch.testing.assert_close(whole.matmul(V), tiled.matmul(V), rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(whole.bilinear_grad(V, V), tiled.bilinear_grad(V, V))
 
 
-def test_tiled_products_evaluate_each_pair_of_tiles_once(small_tiles, monkeypatch):
+def test_tiled_products_evaluate_each_pair_of_tiles_once(monkeypatch):
     X = normal(4 * SMALL_TILE, 2)
     op = operator(default_kernel(2), X)
     calls, tile = [], op.bound.tile
@@ -199,9 +192,7 @@ def now_and_then_late(work, calls, *args):
 
 @pytest.mark.parametrize("keep", [False, True])
 @pytest.mark.parametrize("kernel", [STATIONARY["sum"] + W(0.1), AUTODIFF[1] + W(0.1)], ids=str)
-def test_every_bit_is_the_same_with_any_number_of_workers(
-    keep, kernel, small_tiles, set_workers, monkeypatch
-):
+def test_every_bit_is_the_same_with_any_number_of_workers(keep, kernel, set_workers, monkeypatch):
     X, U, V = normal(60, 3), normal(60, 4, seed=1), normal(60, 4, seed=2)
 
     def results(count):
@@ -239,7 +230,7 @@ def test_products_have_the_precision_of_their_vectors(keep):
     assert op.matmul(V.float()).dtype == op.cross(X[:5]).matmul(V).dtype == torch.float32
 
 
-def test_other_peoples_numpy_code_runs_in_the_callers_thread(small_tiles, set_workers):
+def test_other_peoples_numpy_code_runs_in_the_callers_thread(set_workers):
     class Own(RBF):
         def __call__(self, *args, **kwargs):
             threads.add(threading.get_ident())
@@ -248,7 +239,7 @@ def test_other_peoples_numpy_code_runs_in_the_callers_thread(small_tiles, set_wo
     set_workers(2)
     threads, X = set(), normal(40, 3)
     compiled = compile_kernel(Own(), 3, any_kernel=True)
-    op = KernelOperator(compiled, compiled.theta0, X)
+    op = KernelOperator(compiled, compiled.theta0, X, tile=SMALL_TILE)
     op.matmul(X)
     op.bilinear_grad(X, X)
     assert threads == {threading.get_ident()}
@@ -257,7 +248,7 @@ def test_other_peoples_numpy_code_runs_in_the_callers_thread(small_tiles, set_wo
 # ---------------------------------------------------------------- the shared buffer
 
 
-def test_a_workspace_is_allocated_once(small_tiles):
+def test_a_workspace_is_allocated_once():
     X, workspace = normal(20, 2), Workspace()
     first = operator(default_kernel(2), X, keep=True, workspace=workspace)
     first.matmul(X)
@@ -273,7 +264,7 @@ def test_a_workspace_is_allocated_once(small_tiles):
 
 
 @pytest.mark.parametrize("keep", [True, False])
-def test_the_dense_matrix_is_handed_over_for_factorising_in_place(keep, small_tiles):
+def test_the_dense_matrix_is_handed_over_for_factorising_in_place(keep):
     X, V, workspace = normal(20, 2), normal(20, 2, seed=1), Workspace()
     op = operator(default_kernel(2), X, keep=keep, workspace=workspace)
     expected = op.matmul(V)
@@ -291,10 +282,11 @@ def test_the_dense_matrix_is_handed_over_for_factorising_in_place(keep, small_ti
 
 
 @pytest.mark.parametrize("problem", PROBLEMS, ids=lambda p: p.name)
-def test_cross_covariances(problem, small_tiles):
+def test_cross_covariances(problem):
     X, kernel = problem.rows(torch.float64), problem.kernel
     compiled = compile_kernel(kernel, X.shape[1])
-    op = KernelOperator(compiled, problem.theta, X, problem.known_noise(torch.float64))
+    noise = problem.known_noise(torch.float64)
+    op = KernelOperator(compiled, problem.theta, X, noise, tile=SMALL_TILE)
     new = torch.cat([normal(16, X.shape[1], seed=9) + X.mean(0), X[:1]])
     cross = op.cross(new)
     expected, prior = kernel(new.numpy(), X.numpy()), kernel(new.numpy(), new.numpy())

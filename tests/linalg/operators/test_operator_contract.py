@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from contracts.operator_contract import OperatorContract, OperatorProblem, OperatorRow
+from contracts.operator_contract import SMALL_TILE, OperatorContract, OperatorProblem, OperatorRow
 from oracles import DenseOperator
 
 from skscalablegp.kernels import compile_kernel
@@ -18,7 +18,7 @@ def from_kernel(keep: bool):
     def make(problem: OperatorProblem, dtype: torch.dtype) -> KernelOperator:
         kernel = compile_kernel(problem.kernel, problem.X.shape[1])
         X, noise = problem.rows(dtype), problem.known_noise(dtype)
-        return KernelOperator(kernel, problem.theta, X, noise, keep=keep)
+        return KernelOperator(kernel, problem.theta, X, noise, keep=keep, tile=SMALL_TILE)
 
     return make
 
@@ -28,7 +28,7 @@ def sent(problem: OperatorProblem, dtype: torch.dtype) -> KernelOperator:
     kernel = compile_kernel(problem.kernel, problem.X.shape[1])
     X, noise = problem.rows(dtype), problem.known_noise(dtype)
     on = torch.device("cpu")
-    return kernel_operator(kernel, problem.theta, X, noise, products_on=on)
+    return kernel_operator(kernel, problem.theta, X, noise, products_on=on, tile=SMALL_TILE)
 
 
 ROWS = [

@@ -40,9 +40,7 @@ KERNELS = {
 
 
 @pytest.fixture(autouse=True)
-def small_tiles(monkeypatch):
-    for name in ("_CPU_TILE", "_GPU_TILE"):
-        monkeypatch.setattr(f"skscalablegp.linalg.operators._kernel.{name}", 40)
+def nothing_failed():
     _products._FAILED.clear()
 
 
@@ -53,9 +51,9 @@ def rows(dtype=torch.float32, n=N):
     return X.to(dtype)
 
 
-def operator(kernel, X, **settings):
+def operator(kernel, X, tile=40, **settings):
     compiled = compile_kernel(kernel, D)
-    return KernelOperator(compiled, compiled.theta0, X, **settings)
+    return KernelOperator(compiled, compiled.theta0, X, tile=tile, **settings)
 
 
 def check(kernel, products, tol=1e-5):
@@ -92,8 +90,7 @@ def test_what_the_compilers_of_this_machine_make(backend):
         products = "keops"
     here = Path(__file__).parent
     code = (
-        "import sys, test_products as t; from skscalablegp.linalg.operators import _kernel;"
-        "t._products._BACKEND, _kernel._CPU_TILE = sys.argv[1], 40;"
+        "import sys, test_products as t; t._products._BACKEND = sys.argv[1];"
         "[t.check(kernel, sys.argv[2]) for kernel in t.KERNELS.values()];"
         "assert not t._products._FAILED"
     )
@@ -155,18 +152,15 @@ def test_an_estimator_says_how_it_multiplies(monkeypatch):
 
 
 @pytest.mark.parametrize("keep", [True, False], ids=["kept", "tiled"])
-def test_tiles_shrink_to_the_memory(keep, monkeypatch):
+def test_tiles_shrink_to_the_memory(keep):
     """Until the vectors themselves have no room, which is an error that says what to do."""
-    module = "skscalablegp.linalg.operators._kernel"
-    monkeypatch.setattr(f"{module}._GPU_TILE", 1024)
-    monkeypatch.setattr(f"{module}._SMALLEST_TILE", 32)
-    n = 250
+    n = 1000
     X, V = rows(n=n), torch.randn(n, 2, generator=generator(1))
     expected = operator(KERNELS["rbf"], X).matmul(V)
     with simulated(memory=1 << 30) as gpu:
-        H = operator(KERNELS["rbf"], X.to("cuda"), keep=keep)
+        H = operator(KERNELS["rbf"], X.to("cuda"), None, keep=keep)
         there = V.to("cuda")
-        gpu.memory = gpu.allocated + 100_000
+        gpu.memory = gpu.allocated + 1_600_000
         found = H.matmul(there)
         assert H._tile_rows < n and gpu.peak <= gpu.memory
         assert_allclose(found.cpu(), expected, rtol=1e-4, atol=1e-4)
@@ -177,7 +171,7 @@ def test_tiles_shrink_to_the_memory(keep, monkeypatch):
         # What nothing but cycles holds would make room.
         gc.collect()
         gpu.memory = gpu.allocated + 1_000
-        with pytest.raises(MemoryError, match="cuda:0 has no memory left for tiles of 32 x 32"):
+        with pytest.raises(MemoryError, match="cuda:0 has no memory left for tiles of 256 x 256"):
             H.matmul(there)
 
 

@@ -31,8 +31,7 @@ DEVICES = {"mps": ("mps:0", None), "xpu": ("xpu:0", (torch.float64, torch.comple
 
 
 @pytest.fixture(params=DEVICES.values(), ids=DEVICES)
-def gpu(request, monkeypatch):
-    monkeypatch.setattr("skscalablegp.linalg.operators._kernel._GPU_TILE", 40)
+def gpu(request):
     name, lacks = request.param
     with simulated(name, lacks=lacks) as device:
         yield device
@@ -57,8 +56,8 @@ def test_products_and_gradients(name, keep, gpu):
     X, V = rows(), torch.randn(N, 5, generator=generator(1))
     kernel = compile_kernel(KERNELS[name], D)
     exact, slopes = dense(KERNELS[name], X, kernel.theta0)
-    H = kernel_operator(kernel, kernel.theta0, X, keep=keep, products_on=gpu.device)
-    there = KernelOperator(kernel, kernel.theta0, X.to(gpu.device), keep=keep)
+    H = kernel_operator(kernel, kernel.theta0, X, products_on=gpu.device, keep=keep, tile=40)
+    there = KernelOperator(kernel, kernel.theta0, X.to(gpu.device), keep=keep, tile=40)
     expected = exact @ V.double()
     wanted = torch.einsum("nc,nmp,mc->p", V.double(), slopes, V.double())
     size = (V.abs().double().T @ exact.abs() @ V.abs().double()).diagonal().sum()
@@ -79,7 +78,7 @@ def test_the_rest_is_on_the_cpu(name, gpu):
     X, V = rows(), torch.randn(N, 2, generator=generator(1), dtype=torch.float64)
     kernel = compile_kernel(KERNELS[name], D)
     exact, _ = dense(KERNELS[name], X, kernel.theta0)
-    H = kernel_operator(kernel, kernel.theta0, X, products_on=gpu.device)
+    H = kernel_operator(kernel, kernel.theta0, X, products_on=gpu.device, tile=40)
     gpu.forget()
     some = torch.arange(0, N, 7)
     for found, expected in (
@@ -99,7 +98,7 @@ def test_a_product_waits_once(solver, gpu):
     """For its result; what is sent does not wait, and no step waits besides."""
     X, B = rows(), torch.randn(N, 4, generator=generator(1))
     kernel = compile_kernel(KERNELS["kink"] + WhiteKernel(0.1), D)
-    H = kernel_operator(kernel, kernel.theta0, X, products_on=gpu.device)
+    H = kernel_operator(kernel, kernel.theta0, X, products_on=gpu.device, tile=40)
     taken = {}
     for limit in (5, 15):
         gpu.forget()
@@ -116,7 +115,7 @@ def test_memory_of_the_device_that_is_short(gpu):
     """The same message as on other devices; the CPU has room."""
     X, V = rows(), torch.randn(N, 2, generator=generator(1))
     kernel = compile_kernel(KERNELS["smooth"], D)
-    H = kernel_operator(kernel, kernel.theta0, X, products_on=gpu.device)
+    H = kernel_operator(kernel, kernel.theta0, X, products_on=gpu.device, tile=40)
     gpu.memory = gpu.allocated + 500
     with pytest.raises(MemoryError, match=f"{gpu.device} has no memory left for tiles"):
         H.matmul(V)

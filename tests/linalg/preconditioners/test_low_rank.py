@@ -180,7 +180,9 @@ def test_names():
     assert resolve_preconditioner("rpcholesky").randomized
     for thing in (Nystrom(3), IdentityPreconditioner(3)):
         assert resolve_preconditioner(thing) is thing
-    with pytest.raises(ValueError, match="'jacobi'.*'nystrom', 'pivoted_cholesky', 'rpcholesky'"):
+    with pytest.raises(
+        ValueError, match="'jacobi'.*'nystrom', 'pic', 'pivoted_cholesky', 'rpcholesky'"
+    ):
         resolve_preconditioner("jacobi")
     with pytest.raises(ValueError, match="Unknown preconditioner 3"):
         resolve_preconditioner(3)

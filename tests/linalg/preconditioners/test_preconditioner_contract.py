@@ -3,13 +3,14 @@
 import pytest
 from contracts.preconditioner_contract import PreconditionerContract
 
-from skscalablegp.preconditioners import Nystrom, PivotedCholesky
+from skscalablegp.preconditioners import PIC, Nystrom, PivotedCholesky
 
 ROWS = {
     "pivoted_cholesky": lambda rank: PivotedCholesky(rank),
     "rpcholesky": lambda rank: PivotedCholesky(rank, randomized=True),
     "remainder": lambda rank: PivotedCholesky(rank, remainder=True),
     "nystrom": lambda rank: Nystrom(rank),
+    "pic": lambda rank: PIC(rank, block_size=9),
 }
 
 

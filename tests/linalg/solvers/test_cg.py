@@ -157,7 +157,7 @@ def test_a_residual_that_never_falls_is_noticed(solver):
     assert solution.status is Status.STAGNATED
     assert 250 <= solution.n_iter < 300
     assert not solution.value.any() and (solution.residuals == 1).all()
-    # A sequence of plain increments is another matter: it is never judged.
+    # A sequence of plain increments is another matter: it has no such check.
     plain = CG(residual_refresh=None)
     assert solve(DenseOperator(H), B, plain, stopping=MaxIterations(400)).n_iter == 400
 

@@ -4,8 +4,8 @@ import pytest
 import torch
 from oracles import DenseOperator, generator, kernel_problem, normal, spectrum_problem, z_score
 
-from skscalablegp.linalg.solvers import lanczos, stochastic_log_det
-from skscalablegp.linalg.solvers._lanczos import quadrature_log, radau
+from skscalablegp.linalg.solvers import lanczos, radau, stochastic_log_det
+from skscalablegp.linalg.solvers._lanczos import quadrature_log
 from skscalablegp.preconditioners import Nystrom, PivotedCholesky
 
 

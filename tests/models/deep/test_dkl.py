@@ -314,7 +314,7 @@ def test_a_network_that_knows_its_rows_by_heart_still_knows_the_noise(cls):
     # Without rows held out the noise goes to what is left of the rows that training saw.
     known = cls(early_stopping=False, **settings).fit(X, y)
     mean, std = known.predict(X_new, return_std=True)
-    assert np.mean(np.abs(y_new - mean) < 1.96 * std) < 0.5
+    assert np.mean(np.abs(y_new - mean) < 1.96 * std) < 0.7
 
 
 def test_early_stopping_scores_held_out_rows():
@@ -641,9 +641,60 @@ def test_held_out_rows_choose_the_noise_without_exact_passes(monkeypatch):
     ],
 )
 def test_networks_begin_with_the_columns_that_matter(Model):
-    """With equal first weights the test variance explained is 0.6 after these steps, at most."""
+    """With equal first weights the test variance explained is 0.34 after these steps, at most."""
+    X, y = four_of_many(1_000, 32)
+    model = Model(feature_extractor=(32, 32), max_epochs=20, random_state=0)
+    assert model.fit(X[:400], y[:400]).score(X[400:], y[400:]) > 0.7
+
+
+def four_of_many(n, d):
+    """Rows of d columns of which four matter."""
     rng = np.random.default_rng(0)
-    X = rng.standard_normal((1_800, 25))
-    y = np.sin(3 * X[:, 3]) + X[:, 7] + 0.1 * rng.standard_normal(len(X))
-    model = Model(feature_extractor=(32, 32), max_epochs=8, random_state=0)
-    assert model.fit(X[:1_200], y[:1_200]).score(X[1_200:], y[1_200:]) > 0.85
+    X = rng.standard_normal((n, d))
+    y = np.sin(2 * X[:, 3]) * X[:, 7] + X[:, -1] + np.cos(2 * X[:, 0])
+    return X, y + 0.1 * rng.standard_normal(n)
+
+
+def first_weights(X, y, sample_weight=None, **settings):
+    """Of a network that is not trained any further."""
+    model = SCGDDKLRegressor(feature_extractor=(5,), max_epochs=1, learning_rate=1e-12)
+    model.set_params(**{"early_stopping": False, "random_state": 0, **settings})
+    return model.fit(X, y, sample_weight=sample_weight)._tensors[0]
+
+
+def test_first_weights_are_random_numbers_over_length_scales(monkeypatch):
+    """Beside the factors they are those of a network that knows nothing of the columns."""
+    X, y = four_of_many(150, 9)
+    found = first_weights(X, y)
+    assert_array_equal(first_weights(X, y), found)
+    other = first_weights(X, y, random_state=1)
+    with monkeypatch.context() as patched:
+        patched.setattr("skscalablegp.models.deep._source.first_layer_rows", lambda *_: None)
+        equal, alone = first_weights(X, y), first_weights(X, y, random_state=1)
+    assert_allclose(found / equal, np.broadcast_to((found / equal)[:1], found.shape), rtol=1e-5)
+    # The factors do not depend on the seed.
+    assert_allclose(other / alone, found / equal, rtol=1e-5)
+    factors = (found / equal)[0]
+    assert_allclose(np.square(factors).mean(), 1, rtol=1e-5)
+    assert set(np.argsort(factors)[-4:]) == {0, 3, 7, 8}
+
+
+def test_first_weights_are_the_same_with_weights_and_with_repeated_rows():
+    X, y = four_of_many(110, 9)
+    counts = np.r_[np.full(20, 3), np.ones(90, dtype=int)]
+    weighted = first_weights(X, y, sample_weight=counts)
+    repeated = first_weights(np.repeat(X, counts, axis=0), np.repeat(y, counts))
+    assert_allclose(weighted, repeated, rtol=1e-6)
+    assert np.abs(weighted / first_weights(X, y) - 1).max() > 1e-3
+
+
+def test_nothing_is_fitted_for_a_module_or_without_training(monkeypatch):
+    monkeypatch.setattr("skscalablegp.models.deep._source.first_layer_rows", None)
+    X, y = four_of_many(110, 9)
+    module = nn.Linear(9, 4)
+    given = module.weight.detach().numpy().copy()
+    quick(feature_extractor=module, max_epochs=1).fit(X, y)
+    assert_array_equal(module.weight.detach().numpy(), given)
+    quick(optimizer=None).fit(X, y)
+    with pytest.raises(TypeError, match="'NoneType' object is not callable"):
+        quick().fit(X, y)

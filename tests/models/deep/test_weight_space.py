@@ -7,6 +7,7 @@ from numpy.testing import assert_allclose
 from scipy.optimize import minimize
 from scipy.stats import multivariate_normal
 
+from skscalablegp.core.data import RowWork
 from skscalablegp.models.deep import (
     best_scales,
     data_fit,
@@ -15,6 +16,7 @@ from skscalablegp.models.deep import (
     log_det_direction,
     weight_space_likelihood,
 )
+from skscalablegp.models.deep._objective import HeldOutRows
 
 N, M, T = 30, 5, 2
 
@@ -107,6 +109,7 @@ def test_best_scales_keep_to_their_bounds():
 def test_held_out_noise_is_the_held_out_rows_choice():
     Z, Y = table(40)
     (Z, unseen), (Y, target) = Z.split(30), Y.split(30)
+    held_out = RowWork(HeldOutRows(unseen, target))
 
     def density(log_noise):
         """Of each held-out target by dense Gaussian conditioning."""
@@ -118,11 +121,11 @@ def test_held_out_noise_is_the_held_out_rows_choice():
         error = (target.numpy() - mean) ** 2
         return 0.5 * np.mean(error / variance + np.log(2 * np.pi * variance))
 
-    noise, value = held_out_noise(moments_of(Z, Y), unseen, target, (1e-4, 1e2))
+    noise, value = held_out_noise(moments_of(Z, Y), held_out, (1e-4, 1e2))
     best = minimize(lambda z: density(z[0]), [0.0], method="Nelder-Mead", options={"xatol": 1e-4})
     assert_allclose(np.log(noise), best.x[0], atol=2e-2)
     assert_allclose(value, density(np.log(noise)), rtol=1e-9)
-    assert held_out_noise(moments_of(Z, Y), unseen, target, (0.7, 0.7))[0] == pytest.approx(0.7)
+    assert held_out_noise(moments_of(Z, Y), held_out, (0.7, 0.7))[0] == pytest.approx(0.7)
 
 
 def test_a_batch_is_unbiased_for_the_separable_part():

@@ -122,6 +122,20 @@ def test_each_column_of_a_sum_has_a_length_scale_of_its_own():
     assert set(np.argsort(scales)[:2]) == {0, 1} and scales[0] < 0.5 and scales[1] > 3 * scales[0]
 
 
+def test_few_columns_of_many_get_the_variance_of_the_sum():
+    """With a thirtieth each, noise columns would have to help those that matter."""
+    X, y = drawn(30, lambda X: np.sin(2 * X[:, 0]) + np.cos(2 * X[:, 1]), noise=0.5, n=300)
+    y = (y - y.mean()) / y.std()
+    kernel = compile_kernel(ConstantKernel(1 / 30) * RBF(np.ones(30)) + WhiteKernel(1.0), 30)
+    kernel.node = SumOverColumns(kernel.node, list(range(30)))
+    zeros = torch.zeros(300, dtype=torch.float64)
+    problem = GPProblem(kernel, torch.tensor(X), torch.tensor(y[:, None]), zeros)
+    run = Run(Monitor(), torch.Generator().manual_seed(0), np.random.RandomState(0))
+    start = choose_start(problem, kernel.theta0.numpy(), run)
+    assert np.exp(start.theta[0]) > 3 / 30
+    assert set(np.flatnonzero(start.theta[1:-1] < np.log(2))) == {0, 1}
+
+
 def test_the_value_of_a_sum_is_that_of_its_exact_process():
     X, y = drawn(3, lambda X: np.sin(5 * X[:, 0]) + X[:, 1], n=120)
     y = (y - y.mean()) / y.std()

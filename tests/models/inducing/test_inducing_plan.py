@@ -25,8 +25,8 @@ def batches(n, **params):
         (900, 900, 80, 0.3, "float64", True),
         (2_000, 2_000, 80, 0.1, "float64", True),
         (2_001, 512, 80, 0.1, "float64", False),
-        (20_000, 512, 156, 0.1, "float32", False),
-        (200_000, 512, 400, 0.1, "float32", False),
+        (20_000, 512, 156, 0.1, "float64", False),
+        (200_000, 512, 400, 0.1, "float64", False),
     ],
 )
 def test_automatic_choices_of_batches(n, m, steps, rate, dtype, whole):

@@ -415,3 +415,13 @@ def test_a_classifier_starts_with_the_columns_that_matter():
     assert model.score(X[1_000:], y[1_000:]) > 0.85
     assert set(np.argsort(model.kernel_.k2.length_scale)[:2]) == {3, 7}
     assert "columns used by boosted trees" in str(model.fit_report_)
+
+
+def test_batches_resolve_little_noise():
+    """In single precision the error is two to five times as large."""
+    rng = np.random.default_rng(0)
+    X = rng.uniform(-2, 2, (3700, 4))
+    f = np.sin(2 * X[:, 0]) + X[:, 1] * X[:, 2] + 0.5 * X[:, 3]
+    y = f[:3200] + 0.1 * rng.standard_normal(3200)
+    model = SVGPRegressor(n_inducing=200, max_iter=40, random_state=0).fit(X[:3200], y)
+    assert np.sqrt(np.mean((model.predict(X[3200:]) - f[3200:]) ** 2)) < 0.035

@@ -1,6 +1,7 @@
 """Results of the final solve: likelihoods and samples."""
 
 import math
+import pickle
 from dataclasses import replace
 
 import numpy as np
@@ -19,19 +20,20 @@ from sklearn.gaussian_process.kernels import (
 )
 from torch.distributions import MultivariateNormal
 
-from skscalablegp import IterativeGPRegressor, RRCGRegressor
+from skscalablegp import IterativeGPRegressor, RRCGRegressor, draw_functions, load, save, to_torch
 from skscalablegp._clock import clock
+from skscalablegp.core import fitted_process
 from skscalablegp.core.posteriors import ExactPosterior
 from skscalablegp.core.training import Budget, Monitor, QuasiNewton, train
 from skscalablegp.gradients import PathwiseGradient
-from skscalablegp.kernels import compile_kernel
+from skscalablegp.kernels import NotExportable, compile_kernel
 from skscalablegp.linalg.gradients import GPProblem, GradientState
 from skscalablegp.linalg.preconditioners import build_preconditioner
 from skscalablegp.linalg.solvers import stochastic_log_det
-from skscalablegp.models.iterative import _final_solve, _neighbourhoods, _plan
+from skscalablegp.models.iterative import _final_solve, _neighbourhoods
 from skscalablegp.models.iterative._neighbourhoods import NeighbourhoodGradient, _density
 from skscalablegp.models.iterative._solves import Solves, named_solver
-from skscalablegp.preconditioners import PivotedCholesky
+from skscalablegp.preconditioners import PIC, PivotedCholesky
 from skscalablegp.priors import LogNormal
 from skscalablegp.solvers import CG
 
@@ -39,9 +41,9 @@ from skscalablegp.solvers import CG
 @pytest.mark.parametrize(
     "solver", ["cg", "ap", CG(), CG(PivotedCholesky(100, randomized=True))], ids=str
 )
-def test_the_likelihood_is_within_its_standard_error(solver, monkeypatch):
+def test_the_likelihood_is_within_its_standard_error(solver, thresholds):
     """30 Lanczos steps without a preconditioner are off by dozens of nats here."""
-    monkeypatch.setattr("skscalablegp.models.iterative._final_solve.SOLVED_VARIANCE_ROWS", 100)
+    thresholds(SOLVED_VARIANCE_ROWS=100)
     rng = np.random.default_rng(0)
     X = np.sort(rng.random((800, 1)), 0)
     y = np.sin(9 * X[:, 0]) + 0.01 * rng.standard_normal(800)
@@ -115,12 +117,10 @@ def test_few_probes_of_training_do_not_make_few_samples():
 
 
 @pytest.fixture
-def small_is_large(monkeypatch):
+def small_is_large(thresholds):
     """Tables of more than a hundred rows are trained on subsets, as large tables are."""
-    for name, rows in (("EXACT_TRAINING_ROWS", 50), ("EXACT_POSTERIOR_ROWS", 100)):
-        monkeypatch.setitem(getattr(_plan, name), "cpu", rows)
-    monkeypatch.setattr(_plan, "SUBSET_ROWS", 30)
-    monkeypatch.setattr(_plan, "EXACT_SUBSET_ROWS", 60)
+    thresholds(EXACT_TRAINING_ROWS=50, EXACT_POSTERIOR_ROWS=100)
+    thresholds(SUBSET_ROWS=30, EXACT_SUBSET_ROWS=60)
 
 
 def noisy_sine(n):
@@ -274,10 +274,8 @@ def test_neighbourhoods_are_factorised_together_on_a_device():
     np.testing.assert_allclose(found.grad, ours.grad, rtol=1e-8)
 
 
-def test_a_fixed_noise_level_is_not_scaled(monkeypatch):
-    for name, rows in (("EXACT_TRAINING_ROWS", 50), ("EXACT_POSTERIOR_ROWS", 100)):
-        monkeypatch.setitem(getattr(_plan, name), "cpu", rows)
-    monkeypatch.setattr(_plan, "SUBSET_ROWS", 60)
+def test_a_fixed_noise_level_is_not_scaled(thresholds):
+    thresholds(EXACT_TRAINING_ROWS=50, EXACT_POSTERIOR_ROWS=100, SUBSET_ROWS=60)
     rng = np.random.default_rng(0)
     X = rng.random((200, 1))
     y = np.sin(6 * X[:, 0]) + 0.1 * rng.standard_normal(200)
@@ -286,13 +284,10 @@ def test_a_fixed_noise_level_is_not_scaled(monkeypatch):
     assert ours.posterior_ == "neighbors" and ours.kernel_.k2.noise_level == 0.5
 
 
-def test_subsets_alone_reach_their_largest_size_and_survive_a_constant_target(monkeypatch):
+def test_subsets_alone_reach_their_largest_size_and_survive_a_constant_target(thresholds):
     """A subset of nearly all rows counts where no training on all rows follows."""
-    for name, rows in (("EXACT_TRAINING_ROWS", 50), ("EXACT_POSTERIOR_ROWS", 1000)):
-        monkeypatch.setitem(getattr(_plan, name), "cpu", rows)
-    monkeypatch.setattr(_plan, "FIRST_SUBSET_ROWS", 30)
-    monkeypatch.setattr(_plan, "EXACT_SUBSET_ROWS", 180)
-    monkeypatch.setattr(_plan, "SUBSET_ROWS", 30)
+    thresholds(EXACT_TRAINING_ROWS=50, EXACT_POSTERIOR_ROWS=1000)
+    thresholds(FIRST_SUBSET_ROWS=30, EXACT_SUBSET_ROWS=180, SUBSET_ROWS=30)
     X = np.random.default_rng(0).random((200, 1))
     model = IterativeGPRegressor(random_state=0).fit(X, np.sin(6 * X[:, 0]) + X[:, 0] ** 9)
     assert set(model.history_["stage"]) == {"30", "90", "180"}
@@ -304,11 +299,10 @@ def test_subsets_alone_reach_their_largest_size_and_survive_a_constant_target(mo
     assert model.fit(X, np.ones(200)).predict(X[:3]) == pytest.approx([1, 1, 1])
 
 
-def test_jitter_is_reported_in_the_units_of_the_scaled_kernel(monkeypatch):
+def test_jitter_is_reported_in_the_units_of_the_scaled_kernel(thresholds, monkeypatch):
     """Rows left out multiply kernel, noise and jitter alike."""
-    monkeypatch.setitem(_plan.EXACT_TRAINING_ROWS, "cpu", 50)
-    for name in ("SUBSET_ROWS", "FIRST_SUBSET_ROWS", "EXACT_SUBSET_ROWS"):
-        monkeypatch.setattr(_plan, name, 30)
+    thresholds(EXACT_TRAINING_ROWS=50)
+    thresholds(SUBSET_ROWS=30, FIRST_SUBSET_ROWS=30, EXACT_SUBSET_ROWS=30)
     plain = ExactPosterior.of
     jittered = lambda *a: (plain(*a)[0], replace(plain(*a)[1], jitter=0.5))  # noqa: E731
     monkeypatch.setattr(ExactPosterior, "of", jittered)
@@ -328,12 +322,16 @@ def test_the_preconditioner_of_the_mean_is_as_large_as_memory_and_time_allow(mon
         kernel.theta0
     )
 
-    def rank(room, budget=None):
-        made = solves.of_the_mean(operator, room, budget or Budget())
-        return made.solver.preconditioner.rank
+    def rank(room, budget=None, kept=True):
+        made = solves.of_the_mean(operator, room, budget or Budget(), kept)
+        config = made.solver.preconditioner
+        assert isinstance(config, PIC) and config.block_size == 2 * config.rank
+        return config.rank
 
-    assert rank(math.inf) == 1000 and rank(1e8) == 200
-    assert 200 < rank(8e8) and 40 * 36_000 * rank(8e8) <= 8e8
+    assert rank(math.inf) == 700 and rank(1e8) == 200
+    # Without a stored matrix fewer products are worth a larger one.
+    assert rank(math.inf, kept=False) == 1500
+    assert 200 < rank(8e8) < 700 and 40 * 36_000 * rank(8e8) <= 8e8
     # A preconditioner of rank 200 takes a second; the time grows with the square of the rank.
     now, built = [0.0], []
 
@@ -342,7 +340,7 @@ def test_the_preconditioner_of_the_mean_is_as_large_as_memory_and_time_allow(mon
         now[0] += 1.0
 
     monkeypatch.setattr(PivotedCholesky, "build", build)
-    for left, most in ((9.0, 400), (1e4, 1000), (0.5, 200)):
+    for left, most in ((9.0, 400), (1e4, 700), (0.5, 200)):
         with clock(lambda: now[0]):
             assert rank(math.inf, Budget(1 + left)) == pytest.approx(most, rel=0.1)
         assert built.pop() == 200
@@ -357,3 +355,57 @@ def test_nearest_neighbours_serve_few_rows_and_kernels_without_a_spectral_densit
     for one, other in zip(ours.predict(X, True), exact.predict(X, True), strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-6)
     assert np.isfinite(ours.sample_y(X, 3)).all()
+
+
+def early(n, epochs, **params):
+    """A fit whose last solve ends early, dense algebra's process, and new rows."""
+    rng = np.random.default_rng(0)
+    X, new = rng.uniform(-3, 3, (n, 2)), rng.uniform(-3, 3, (60, 2))
+    y = np.sin(2 * X[:, 0]) * X[:, 1] + 0.1 * rng.standard_normal(n)
+    kernel = 1.5 * RBF(0.7) + WhiteKernel(0.01)
+    settings = dict(optimizer=None, solver="cg", posterior="neighbors", preconditioner=None)
+    ours = IterativeGPRegressor(kernel, solver_max_epochs=epochs, **settings, **params)
+    with pytest.warns(ConvergenceWarning, match="did not reach"):
+        ours.fit(X, y)
+    return ours, GaussianProcessRegressor(kernel, optimizer=None).fit(X, y), X, y, new
+
+
+@pytest.mark.parametrize(("n", "atol"), [(200, 1e-9), (900, 0.05)])
+def test_neighbours_correct_the_mean_of_a_solve_that_ended_early(n, atol):
+    """200 rows are all neighbours of each other, whose process is that of all rows."""
+    ours, exact, _, _, new = early(n, 2, random_state=0)
+    assert "the 256 nearest rows correct the mean" in str(ours.fit_report_)
+    mean, std = ours.predict(new, return_std=True)
+    expected = exact.predict(new, return_std=True)
+    np.testing.assert_allclose(mean, expected[0], atol=atol)
+    np.testing.assert_allclose(std, expected[1], atol=atol)
+    np.testing.assert_allclose(ours.predict(new), mean, atol=1e-12)
+    # The weights alone are far away.
+    cross = exact.kernel_(new, exact.X_train_)
+    assert np.abs(cross @ ours.alpha_ - expected[0]).max() > 0.3
+    draws = ours.sample_y(new, 2000, random_state=0)
+    assert np.abs(draws.mean(1) - mean).max() < 0.05
+
+
+def test_leave_one_out_after_a_solve_that_ended_early():
+    ours, exact, X, y, _ = early(200, 2, random_state=0)
+    inverse = np.linalg.inv(exact.kernel_(X))
+    expected = y - inverse @ y / np.diag(inverse)
+    found = fitted_process(ours).left_out(X, y, None, np.arange(200))
+    np.testing.assert_allclose(found.mean, expected, atol=1e-6)
+    np.testing.assert_allclose(found.variance, 1 / np.diag(inverse), rtol=1e-6)
+
+
+def test_files_and_pickles_keep_what_neighbours_correct(tmp_path):
+    ours, _, _, _, new = early(300, 2, random_state=0)
+    expected = ours.predict(new)
+    save(ours, tmp_path / "model")
+    for again in (pickle.loads(pickle.dumps(ours)), load(tmp_path / "model")):
+        np.testing.assert_allclose(again.predict(new), expected, atol=1e-12)
+    with pytest.raises(NotExportable, match="ended early.* fit again with more time"):
+        to_torch(ours, return_std=False)
+    with pytest.raises(NotExportable, match="ended early"):
+        draw_functions(ours)
+    # A later fit that ends well forgets it.
+    again = ours.set_params(solver_max_epochs=500).fit(ours.X_train_, ours.y_train_)
+    assert again._residual is None

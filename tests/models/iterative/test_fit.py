@@ -65,14 +65,9 @@ def assert_usable(model, X):
 
 @pytest.mark.parametrize("noise", [0.1, 1e-7])
 @pytest.mark.parametrize("solver", ["auto", "block_cg"])
-def test_the_report_tells_what_was_really_used(solver, noise, monkeypatch):
+def test_the_report_tells_what_was_really_used(solver, noise, thresholds):
     """Where the subsets show that float32 will not do, training leaves what it had planned."""
-    for name, value in {
-        "FLOAT64_ROWS": 30,
-        "SUBSET_ROWS": 20,
-        "EXACT_TRAINING_ROWS": {"cpu": 30},
-    }.items():
-        monkeypatch.setattr(f"skscalablegp.models.iterative._plan.{name}", value)
+    thresholds(FLOAT64_ROWS=30, SUBSET_ROWS=20, EXACT_TRAINING_ROWS=30)
     X, y = table(80)
     rough = ConstantKernel(1.0) * RBF([1.0, 1.0]) + WhiteKernel(noise, "fixed")
     model = IterativeGPRegressor(
@@ -248,9 +243,9 @@ def test_what_there_is_no_model_without_is_done_again_once(posterior, part, monk
     np.testing.assert_array_equal(model.predict(X), before)
 
 
-def test_an_interrupted_likelihood_leaves_the_solution(monkeypatch):
+def test_an_interrupted_likelihood_leaves_the_solution(thresholds, monkeypatch):
     X, y = table(100)
-    monkeypatch.setattr(_final_solve, "SOLVED_VARIANCE_ROWS", 10)
+    thresholds(SOLVED_VARIANCE_ROWS=10)
 
     def interrupted(*args, **kwargs):
         raise KeyboardInterrupt

@@ -412,9 +412,9 @@ def test_columns_far_from_zero_keep_their_digits(posterior):
 
 
 @pytest.mark.parametrize("solver", ["cg", "block_cg"])
-def test_the_final_solve_chooses_its_own_precision(monkeypatch, solver):
+def test_the_final_solve_chooses_its_own_precision(thresholds, solver):
     """Rows times amplitude over noise is 1e9: hopeless in float32, whatever training used."""
-    monkeypatch.setattr("skscalablegp.models.iterative._plan.FLOAT64_ROWS", 100)
+    thresholds(FLOAT64_ROWS=100)
     X, y, _ = problem(n=800)
     kernel = 100.0 * RBF(2.0) + WhiteKernel(1e-4)
     settings = {"optimizer": None, "solver": solver, "posterior": "pathwise", "random_state": 0}

@@ -25,7 +25,8 @@ def plan_of(n, machine=LARGE, d=8, model=IterativeGPRegressor, spectral=True, **
         (5_000, LARGE, "float32", "cholesky", "all", (2_000, 5_000, 1), "exact"),
         (12_000, LARGE, "float32", "cholesky", "subsets", (667, 6_000, 1), "exact"),
         (30_000, LARGE, "float32", "block_cg", "subsets", (2_000, 6_000, 1), "neighbors"),
-        (100_000, LARGE, "float32", "block_cg", "all", (2_000, 6_000, 10), "pathwise"),
+        (100_000, LARGE, "float32", "block_cg", "subsets", (2_000, 6_000, 1), "neighbors"),
+        (100_001, LARGE, "float32", "block_cg", "all", (2_000, 6_000, 10), "pathwise"),
         (
             12_000,
             Machine(memory=1e9),

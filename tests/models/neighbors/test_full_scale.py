@@ -15,7 +15,7 @@ from skscalablegp.core import Machine, fitted_process
 from skscalablegp.export import NotExportable
 from skscalablegp.kernels import Categorical, Columns, compile_kernel
 from skscalablegp.linalg.gradients import GPProblem, exact_marginal_likelihood
-from skscalablegp.models.neighbors._full_scale import FullScale, earlier_rows
+from skscalablegp.models.neighbors._full_scale import WholeLikelihood, earlier_rows
 from skscalablegp.models.neighbors._metric import Metric
 from skscalablegp.models.neighbors._plan import plan
 
@@ -52,7 +52,7 @@ def likelihood(p, theta, q, k, eval_gradient=True, at=None):
     """With the first q rows as inducing points, and the neighbours of `at`."""
     chosen = torch.arange(q)
     near = earlier(p, theta if at is None else at, k)
-    return FullScale(p, theta, chosen).likelihood(near, eval_gradient)
+    return WholeLikelihood(p, chosen, near).at(theta, eval_gradient)
 
 
 def model(**params):
@@ -106,7 +106,7 @@ def dense(p, theta, Z, near):
 def test_the_likelihood_is_that_of_the_factorised_covariance():
     p, theta = problem(n=200)
     near = earlier(p, theta, 5)
-    value, _ = FullScale(p, theta, torch.arange(12)).likelihood(near, False)
+    value, _ = WholeLikelihood(p, torch.arange(12), near).at(theta, False)
     covariance = dense(p, theta, p.X[:12], near)[0]
     expected = sum(multivariate_normal.logpdf(y, cov=covariance) for y in p.Y.numpy().T)
     assert_allclose(value, expected, rtol=1e-8)

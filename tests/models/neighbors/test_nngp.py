@@ -1,6 +1,9 @@
 """NNGPRegressor against dense algebra on neighbours found by looking at every row."""
 
 import pickle
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -24,7 +27,13 @@ from skscalablegp.core import Machine, fitted_process
 from skscalablegp.core.posteriors import ExactPosterior
 from skscalablegp.kernels import Categorical, Columns, LowRankCategorical, compile_kernel
 from skscalablegp.linalg.gradients import GPProblem, exact_marginal_likelihood
-from skscalablegp.models.neighbors._local import blocks, chain, left_out, predict
+from skscalablegp.models.neighbors._local import (
+    blocks,
+    chain,
+    condition_in_place,
+    left_out,
+    predict,
+)
 from skscalablegp.models.neighbors._metric import Index, Metric
 from skscalablegp.models.neighbors._objectives import Scales, neighbours_of
 from skscalablegp.models.neighbors._plan import plan
@@ -125,6 +134,75 @@ def test_far_from_all_rows_is_the_prior():
     mean, std = ours.predict(X_new + 1e6, return_std=True)
     assert_allclose(mean, 0, atol=1e-12)
     assert_allclose(std, np.sqrt(2.05))
+
+
+SUMS = {
+    "one term": 2.0 * Matern([1.0, 2.0, 3.0], nu=1.5),
+    "a kink": 3.0 * RBF(1.0) + 0.5 * Matern(2.0, nu=0.5),
+    "a product and a constant": RBF(1.0) * Matern(2.0, nu=2.5) * 1.5 + ConstantKernel(2.0),
+    "a constant first": ConstantKernel(2.0) + RBF(0.5),
+    "no closed form": DotProduct() + RBF(1.0),
+}
+
+
+@pytest.mark.parametrize("name", SUMS)
+@pytest.mark.parametrize("m", [1, 150])
+def test_rows_given_their_neighbours_in_single_precision_against_dense_algebra(name, m):
+    rng = np.random.default_rng(m)
+    kernel = SUMS[name] + WhiteKernel(0.1)
+    Z, Y = rng.standard_normal((2, m + 1, 3)), rng.standard_normal((2, m, 2))
+    noise = rng.uniform(0.1, 0.3, (2, m))
+    compiled = compile_kernel(kernel, 3)
+    with torch.no_grad():
+        arrays = map(torch.tensor, (Z, noise, Y))
+        found = condition_in_place(compiled, compiled.theta0, *arrays)
+    assert not found.failed.any()
+    for i in range(2):
+        K = SUMS[name](Z[i])
+        H, k = K[:-1, :-1] + np.diag(noise[i]), K[:-1, -1]
+        assert_allclose(found.mean[i], k @ np.linalg.solve(H, Y[i]), atol=1e-4)
+        assert_allclose(found.prior[i], K[-1, -1], rtol=1e-6)
+        assert_allclose(found.variance[i], K[-1, -1] - k @ np.linalg.solve(H, k), atol=1e-5)
+        L = np.linalg.cholesky(H)
+        assert_allclose(found.factor[i], L, atol=1e-4)
+        assert_allclose(found.half[i, :, 1:], np.linalg.solve(L, Y[i]), atol=1e-3)
+
+
+def test_a_matrix_without_a_factor_in_single_precision_is_said_to_have_none():
+    compiled = compile_kernel(RBF(1.0) + WhiteKernel(1e-9), 1)
+    Z = torch.zeros(1, 20, 1, dtype=torch.float64)
+    found = condition_in_place(
+        compiled, compiled.theta0, Z, torch.zeros(1, 19), torch.ones(1, 19, 1)
+    )
+    assert found.failed.all()
+
+
+GROWTH = """
+import numpy as np, torch
+torch.set_num_threads(2)
+from sklearn.gaussian_process.kernels import Matern, WhiteKernel
+from skscalablegp import NNGPRegressor
+
+def megabytes():
+    lines = open("/proc/self/status").read().splitlines()
+    return next(int(x.split()[1]) for x in lines if x.startswith("VmData")) / 1024
+
+X = np.random.default_rng(0).uniform(-2, 2, (2200, 3))
+settings = dict(optimizer=None, n_neighbors=2000, small_table="method", n_centers=1)
+model = NNGPRegressor(Matern() + WhiteKernel(0.1), dtype="float64", **settings)
+model.fit(X, X.sum(1)).predict(X[:4], return_std=True)
+before = megabytes()
+model.predict(X[:40], return_std=True)
+print(megabytes() - before)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads Linux's counts")
+def test_predictions_keep_no_memory_between_large_matrices():
+    """Each kept result had held on to half of a matrix: 240 MB for these rows."""
+    run = subprocess.run([sys.executable, "-c", GROWTH], capture_output=True, text=True, check=True)
+    assert float(run.stdout) < 100
 
 
 @pytest.mark.parametrize("amplitude, length_scale", [(4.0, [0.8, 2.0]), (400.0, [2.0, 5.0])])
@@ -380,7 +458,7 @@ def test_predictions_take_more_neighbours_where_rows_left_out_show_a_gain(
 @pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
 @pytest.mark.parametrize("calibrate", [True, False])
 def test_training_that_predicts_all_rows(monkeypatch, calibrate):
-    """Neighbours are compared all the same; the scale has no rows to be judged by."""
+    """Neighbours are compared all the same; no held-out rows can give the scale."""
     few_neighbors(monkeypatch, 0.0)
     X, y, _ = table(120)
     settings = dict(kernel=None, optimizer="auto", subset_size=40, max_iter=3, n_centers=120)
@@ -402,6 +480,7 @@ def uneven(n=500):
 def test_variances_follow_the_errors_of_the_nearest_rows():
     X, y, X_new = uneven()
     settings = dict(kernel=None, n_neighbors=50, optimizer="auto", subset_size=100, n_centers=100)
+    settings |= dict(random_state=2)
     plain, ours = (model(calibrate=c, **settings).fit(X, y) for c in (False, True))
     assert plain.local_power_ == 0 and ours.local_power_ >= 0.5
     Y, unit = (y - y.mean()) / y.std(), y.std()
@@ -561,6 +640,31 @@ def test_an_index_that_grows():
         index = index.plus(points[start : start + 250])
     for a, b in zip(whole, index.nearest(points[:50], 20), strict=True):
         assert_allclose(a, b)
+
+
+@pytest.mark.parametrize(
+    ("n", "q", "exact"), [(40_000, 6, False), (40_000, 5, True), (900, 6, True)]
+)
+def test_the_search_is_exact_but_among_many_points_of_many_dimensions(n, q, exact):
+    rng = np.random.default_rng(0)
+    points, wanted, k = rng.uniform(size=(n, q)), rng.uniform(size=(40, q)), 60
+    index = Index(points)
+    away, found = index.nearest(wanted, k)
+    every = np.linalg.norm(wanted[:, None] - points, axis=2)
+    nearest = np.sort(every, axis=1)[:, :k]
+    assert_allclose(away, np.take_along_axis(every, found, 1))
+    assert (away <= 1.5 * nearest + 1e-12).all()
+    rows = np.argsort(every, axis=1)[:, :k]
+    share = np.mean([len(np.intersect1d(a, b)) / k for a, b in zip(rows, found, strict=True)])
+    if exact:
+        assert_allclose(away, nearest)
+        assert share == 1
+    else:
+        assert 0.85 < share < 1
+        assert_allclose(away[:, :5].mean(), nearest[:, :5].mean(), rtol=0.01)
+    # Whatever else is searched for at the same time.
+    for i in (0, 7, 39):
+        assert_array_equal(index.nearest(wanted[i : i + 1], k)[1][0], found[i])
 
 
 # -------------------------------------------------------------------- further rows

@@ -234,7 +234,7 @@ def test_rounds_keep_to_the_time_budget(rounds):
 
 
 def test_moments_that_are_cut_short_are_those_of_the_first_rows(monkeypatch):
-    monkeypatch.setattr(_relevance, "_ROWS", 50)
+    monkeypatch.setattr(_relevance, "MOMENT_ROWS", 50)
     X, y = table()
     unit = Scaling(np.zeros(2), np.ones(2), np.zeros(1), np.ones(1))
     source = RowSource(X, y[:, None], unit, torch.float64)
@@ -258,3 +258,23 @@ def test_rounds_show_a_working_model(rounds):
     assert_array_equal(again.fit(X, y).predict(X), plain)
     assert len(seen) == len(again.history_["stage"]) and min(seen) > 0.3
     assert "batches" in again.history_["stage"]
+
+
+def test_a_function_without_noise_has_less_noise_than_the_bound():
+    """With kernel functions at all rows; the oracle is the dense process of the trained kernel."""
+    rng = np.random.default_rng(0)
+    X, X_new = rng.uniform(size=(150, 2)), rng.uniform(size=(50, 2))
+    y, y_new = (np.sin(3 * Z[:, 0]) + Z[:, 1] ** 2 for Z in (X, X_new))
+    model = QSGPRegressor(random_state=0, subset_size=120).fit(X, y)
+    noise = model.kernel_.k2.noise_level
+    assert noise < 1e-5 and "below the bound of the noise" in model.fit_report_.seconds
+    Z, Z_new = ((part - X.mean(0)) / X.std(0) for part in (X, X_new))
+    K, cross = model.kernel_.k1(Z), model.kernel_.k1(Z_new, Z)
+    solved = np.linalg.solve(K + noise * np.eye(150), np.c_[(y - y.mean()) / y.std(), cross.T])
+    mean, std = model.predict(X_new, return_std=True)
+    assert_allclose(mean, y.mean() + y.std() * cross @ solved[:, 0], atol=1e-4)
+    variance = model.kernel_.k1.diag(Z_new) - np.einsum("ij,ji->i", cross, solved[:, 1:])
+    assert_allclose(std, y.std() * np.sqrt(variance + noise), rtol=0.05)
+    assert np.sqrt(np.mean((y_new - mean) ** 2)) < 3e-3 and std.mean() < 5e-3
+    y = y + 0.1 * rng.standard_normal(150)
+    assert QSGPRegressor(random_state=0).fit(X, y).kernel_.k2.noise_level > 1e-2

@@ -11,7 +11,6 @@ from sklearn.gaussian_process.kernels import RBF, ConstantKernel, WhiteKernel
 from skscalablegp.core.data import RowSource, Scaling
 from skscalablegp.core.training import Budget
 from skscalablegp.kernels import compile_kernel
-from skscalablegp.models.sampled import _relevance
 from skscalablegp.models.sampled._relevance import Dictionary, RelevanceStepper
 
 KERNEL = compile_kernel(ConstantKernel(1.5) * RBF([0.8, 1.3]) + WhiteKernel(0.05), 2)
@@ -25,11 +24,13 @@ def rows(n=60, seed=0):
     return RowSource(X, Y, unit, torch.float64)
 
 
-def test_the_function_that_adds_least_is_dropped(monkeypatch):
-    monkeypatch.setattr(_relevance, "_CHANGED_SINGLY", 0)
-    monkeypatch.setattr(_relevance, "_DROPS", 1)
-    source = rows(80)
-    run = RelevanceStepper(Dictionary.of(KERNEL, source, np.arange(80), 1e4), source, Budget())
+def stepper(source, **settings):
+    dictionary = Dictionary.of(KERNEL, source, np.arange(80), 1e4)
+    return RelevanceStepper(dictionary, source, Budget(), **settings)
+
+
+def test_the_function_that_adds_least_is_dropped():
+    run = stepper(rows(80), singly=0)
     for _ in range(10):
         run.step()
     before, active, without = run.evidence, run.active, []
@@ -40,29 +41,23 @@ def test_the_function_that_adds_least_is_dropped(monkeypatch):
     run.active = active
     run._solve()
     assert max(without) > before - 0.5 > min(without)
-    assert run._drop()
+    assert run.drop(1)
     assert_allclose(run.evidence, max(without), rtol=1e-9)
 
 
-def test_functions_are_dropped_one_by_one_until_each_is_worth_half_a_nat(monkeypatch):
-    monkeypatch.setattr(_relevance, "_CHANGED_SINGLY", 0)
-    monkeypatch.setattr(_relevance, "_DROPS", 100)
-    source = rows(80)
-    run = RelevanceStepper(Dictionary.of(KERNEL, source, np.arange(80), 1e4), source, Budget())
+def test_functions_are_dropped_one_by_one_until_each_is_worth_half_a_nat():
+    run = stepper(rows(80), singly=0)
     for _ in range(3):
         run.step()
     singly = copy.deepcopy(run)
-    assert run._drop() and len(singly.active) - len(run.active) > 20
-    monkeypatch.setattr(_relevance, "_DROPS", 1)
-    while singly._drop():
+    assert run.drop(100) and len(singly.active) - len(run.active) > 20
+    while singly.drop(1):
         pass
     assert run.active.tolist() == singly.active.tolist()
 
 
-def test_the_function_that_adds_most_comes_back_with_its_best_precision(monkeypatch):
-    monkeypatch.setattr(_relevance, "_ADDS", 1)
-    source = rows(80)
-    run = RelevanceStepper(Dictionary.of(KERNEL, source, np.arange(80), 1e4), source, Budget())
+def test_the_function_that_adds_most_comes_back_with_its_best_precision():
+    run = stepper(rows(80))
     for _ in range(30):
         run.step()
     run.active = run.active[1:]
@@ -79,7 +74,7 @@ def test_the_function_that_adds_most_comes_back_with_its_best_precision(monkeypa
         best = max(best, -minimize_scalar(loss, bounds=(-7, 9), method="bounded").fun)
     run.active = active
     run._solve()
-    run._add()
+    run.add(1)
     assert len(run.active) == len(active) + 1 and best > before + 1.5
     assert_allclose(run.evidence, best, rtol=1e-7)
 
@@ -88,7 +83,7 @@ def test_relevance_steps_raise_the_evidence():
     source = rows(80)
     X, Y = source.rows(slice(None))
     phi = KERNEL.cross(KERNEL.theta0, X, X) / KERNEL.diag(KERNEL.theta0, X)
-    run = RelevanceStepper(Dictionary.of(KERNEL, source, np.arange(80), 1e4), source, Budget())
+    run = stepper(source)
     assert run.flops == 2 * 80**3
 
     def evidence():
