@@ -1,6 +1,5 @@
 """What time cannot break: the model of an automatic fit that ends between any two of its steps."""
 
-
 import numpy as np
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
