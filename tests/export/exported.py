@@ -65,6 +65,7 @@ MODELS = {
     "exact": exact(SMOOTH),
     "exact-normalised": exact(SMOOTH, normalize_y=True),
     "pathwise": exact(SMOOTH, posterior="pathwise", dtype="float64", n_probes=8),
+    "nearest": exact(SMOOTH, posterior="neighbors", solver="cg", solver_tol=1e-10, dtype="float64"),
     "features": sk.RFFRegressor(SMOOTH, n_components=40, **FIXED),
     "collapsed": sk.SGPRRegressor(SMOOTH, n_inducing=20, **FIXED),
     "inducing": sk.SVGPRegressor(SMOOTH, n_inducing=20, max_iter=20, **ONE),

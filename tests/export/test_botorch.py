@@ -22,7 +22,7 @@ from skscalablegp.core import fitted_process
 from skscalablegp.export import NotExportable
 
 SINGLE = {"experts", "nearest-experts", "committee", "grid", "additive-grid", "grid-network"}
-SINGLE |= {"love-grid"}
+SINGLE |= {"love-grid", "nearest"}
 # The covariance of a few stored samples is not that of further solves.
 JOINT = sorted(set(MODELS) - SINGLE - {"pathwise"})
 FEW = {"exact-normalised", "features", "collapsed", "inducing-network", "chevron"}

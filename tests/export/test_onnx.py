@@ -11,6 +11,7 @@ import onnxruntime
 import pytest
 import torch
 from export.exported import FIXED, KERNELS, MODELS, NEW, SMOOTH, X, Y, exact, fitted, marked_slow
+from sklearn.base import clone
 from sklearn.gaussian_process.kernels import RBF, WhiteKernel
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
@@ -44,7 +45,8 @@ def check(model, path, dtype="float64", tol=1e-6, rows=NEW):
             assert np.abs(values - expected[name][some]).max() < tol * Y.std(), name
 
 
-@pytest.mark.parametrize("name", [marked_slow(name, FEW) for name in MODELS])
+# Loops over many neighbours have a test of their own.
+@pytest.mark.parametrize("name", [marked_slow(name, FEW) for name in MODELS if name != "nearest"])
 def test_files_predict_what_their_models_predict(name, tmp_path):
     model = fitted(name)
     sk.export_onnx(model, tmp_path / "model.onnx")
@@ -164,17 +166,17 @@ def test_missing_packages_are_named(monkeypatch, tmp_path):
 
 
 def test_elimination_solves_what_a_factor_solves():
-    from skscalablegp.models.neighbors._module import _eliminated, _half_solved
+    from skscalablegp.core.posteriors._elimination import _eliminated, half_solved
 
     A = torch.randn(4, 6, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     H, B = A @ A.mT + 0.1 * torch.eye(6, dtype=torch.float64), A[:, :, :2]
     ones = torch.ones(4, dtype=torch.float64)
-    torch.testing.assert_close(_eliminated(H, B, ones), _half_solved(H, B, ones))
+    torch.testing.assert_close(_eliminated(H, B, ones), half_solved(H, B, ones))
 
 
 @pytest.mark.parametrize("m", [5, 8, 19])
 def test_elimination_in_blocks_solves_the_same(m):
-    from skscalablegp.models.neighbors._module import _eliminated_in_blocks, _half_solved
+    from skscalablegp.core.posteriors._elimination import _eliminated_in_blocks, half_solved
 
     def loop(step, state, counter):
         rows = []
@@ -186,16 +188,21 @@ def test_elimination_in_blocks_solves_the_same(m):
     A = torch.randn(4, m, m, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     H, B = A @ A.mT + 0.1 * torch.eye(m, dtype=torch.float64), A[:, :, :3]
     ones = torch.ones(4, dtype=torch.float64)
-    torch.testing.assert_close(_eliminated_in_blocks(H, B, ones, loop), _half_solved(H, B, ones))
+    torch.testing.assert_close(_eliminated_in_blocks(H, B, ones, loop), half_solved(H, B, ones))
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(torch.__version__ < "2.13", reason="earlier versions write no loops")
-def test_a_loop_over_many_neighbours(tmp_path):
+@pytest.mark.parametrize("kind", ["neighbours", "nearest"])
+def test_a_loop_over_many_neighbours(kind, tmp_path):
     rng = np.random.RandomState(0)
     X = rng.randn(400, 3)
     y = np.sin(2 * X[:, 0]) + 0.3 * rng.randn(400)
-    model = sk.NNGPRegressor(SMOOTH, n_neighbors=75, dtype="float64", **FIXED).fit(X, y)
+    if kind == "neighbours":
+        model = sk.NNGPRegressor(SMOOTH, n_neighbors=75, dtype="float64", **FIXED)
+    else:
+        model = MODELS["nearest"]
+    model = clone(model).fit(X, y)
     # In a process of its own: the exporter reads code, which the checks of shapes change in tests.
     sk.save(model, tmp_path / "model.gp")
     code = "import sys, skscalablegp as sk; sk.export_onnx(sk.load(sys.argv[1]), sys.argv[2])"

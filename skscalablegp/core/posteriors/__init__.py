@@ -13,6 +13,7 @@ from ._base import (
 )
 from ._densities import normal_log_density
 from ._draws import MeanDraws, Moved, WeightDraws, normal, prior_draws
+from ._elimination import half_solved
 from ._exact import ExactPosterior
 from ._features import FeaturePosterior, FeatureWeights, inverse_root
 from ._kernel import KernelPosterior

@@ -34,6 +34,7 @@ from ...linalg.solvers import (
     preconditioner_for,
     solve,
 )
+from ._nearest import CorrectedDraws, NearestModule
 
 # Pairs of random sines and cosines of prior draws that are made for a prediction.
 _PAIRS = 1000
@@ -110,31 +111,27 @@ class IterativePosterior(KernelPosterior):
         self._stopping = stopping
 
     def module(self, with_variance: bool = True) -> PosteriorModule:
-        """The mean, and variances only from stored samples."""
-        self._check_ended()
+        """The mean, and variances from nearest rows or stored samples."""
         mean = self._linear(None)
+        if self._n_nearest is not None and (with_variance or self._residual is not None):
+            return self._nearest()
         if not with_variance:
             return mean
-        if self.samples is None or self._n_nearest is not None:
+        if self.samples is None:
             raise NotExportable(
                 "Variances of this model come from a linear solve for every row, which cannot "
-                "become part of a torch module: export the mean with return_std=False, or wrap the "
-                "model in LOVEPredictor(max_variance_rank=...), whose low-rank variances can."
+                "become part of a torch module: export the mean with return_std=False, fit again "
+                "with posterior='neighbors', or wrap the model in "
+                "LOVEPredictor(max_variance_rank=...), whose low-rank variances can."
             )
         return PathwiseModule(mean, self.samples, self.operator)
 
     def functions(self, n_samples: int, generator: torch.Generator) -> nn.Module:
-        self._check_ended()
-        return super().functions(n_samples, generator)
+        draws = super().functions(n_samples, generator)
+        return draws if self._residual is None else CorrectedDraws(draws, self._nearest())
 
-    def _check_ended(self) -> None:
-        if self._residual is not None:
-            raise NotExportable(
-                "The last linear solve of this model has ended early, and neighbours correct its "
-                "mean, which cannot become part of a torch module: fit again with more time and "
-                "solver='block_cg', train_on='subsets', posterior='neighbors', which solve to the "
-                "end."
-            )
+    def _nearest(self) -> NearestModule:
+        return NearestModule(self._linear(None), self.operator, self._n_nearest, self._residual)
 
     def _inverse_times(self, B: Float[Tensor, "n s"]) -> Float[Tensor, "n s"]:
         return self._solve(B.to(self.operator.dtype)).value

@@ -1,0 +1,95 @@
+"""Predictions whose variances come from the nearest training rows, as torch modules."""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from ...core.posteriors import LinearModule, Moments, PosteriorModule, half_solved
+from ...linalg.operators import KernelOperator
+
+
+class NearestModule(PosteriorModule):
+    """A mean over all training rows, and variances from those with the largest covariances.
+
+    Parameters
+    ----------
+    linear : LinearModule
+        The mean of the weights.
+    operator : KernelOperator
+    n_nearest : int
+        Number of these rows.
+    residual : Tensor of shape (n, t), optional
+        What the weights have left of the targets, where the solve ended early. The same rows then
+        correct the mean, as in `IterativePosterior`.
+
+    Notes
+    -----
+    O(n + k^3) a row for k nearest rows, and n + k^2 numbers of memory.
+    """
+
+    known: Tensor
+    residual: Tensor | None
+
+    def __init__(
+        self,
+        linear: LinearModule,
+        operator: KernelOperator,
+        n_nearest: int,
+        residual: Float[Tensor, "n t"] | None = None,
+    ):
+        super().__init__()
+        self.linear, self._k = linear, min(n_nearest, operator.shape[0])
+        for name, value in (("known", operator.noise), ("residual", residual)):
+            kept = None if value is None else value.detach().double().cpu().clone()
+            self.register_buffer(name, kept)
+
+    def mean(self, X: Float[Tensor, "m d"]) -> Float[Tensor, "m t"]:
+        return self.linear.mean(X) if self.residual is None else self.moments(X).mean
+
+    def moments(self, X: Float[Tensor, "m d"]) -> Moments:
+        features = self.linear.features
+        K, prior = features(X), features.kernel.diag(X)
+        half = self._half(K, prior)
+        mean = K @ self.linear.weights
+        if self.residual is not None:
+            mean = mean + _correction(half)
+        variance = (prior - half[:, :, 0].square().sum(1)).clamp_min(0)
+        return Moments(mean, variance, features.noise(X))
+
+    def correction(self, X: Float[Tensor, "m d"]) -> Float[Tensor, "m t"]:
+        """What the nearest rows add to the mean of the weights."""
+        features = self.linear.features
+        return _correction(self._half(features(X), features.kernel.diag(X)))
+
+    def _half(self, K: Float[Tensor, "m n"], prior: Float[Tensor, " m"]) -> Float[Tensor, "m k s"]:
+        """L^-1 [k, r] for the factor L of the covariances of the nearest rows' targets."""
+        near = K.abs().topk(self._k).indices
+        Z, B = self.linear.features.Z[near], K.gather(1, near)[:, :, None]
+        H = self.linear.features.kernel.cross(Z, Z) + torch.diag_embed(self.known[near])
+        if self.residual is not None:
+            B = torch.cat([B, self.residual[near]], 2)
+        return half_solved(H, B, prior)
+
+
+def _correction(half: Float[Tensor, "m k s"]) -> Float[Tensor, "m t"]:
+    return (half[:, :, :1] * half[:, :, 1:]).sum(1)
+
+
+class CorrectedDraws(nn.Module):
+    """Draws of functions, with the correction of the mean by the nearest rows.
+
+    Parameters
+    ----------
+    below : nn.Module
+        Maps rows (m, d) to draws (m, t, s).
+    nearest : NearestModule
+    """
+
+    def __init__(self, below: nn.Module, nearest: NearestModule):
+        super().__init__()
+        self.below, self.nearest = below, nearest
+
+    def forward(self, X: Float[Tensor, "m d"]) -> Float[Tensor, "m t s"]:
+        return self.below(X) + self.nearest.correction(X)[:, :, None]
