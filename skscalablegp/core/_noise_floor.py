@@ -81,7 +81,7 @@ def below_the_noise_bound(
     some, n = problem, len(problem.X)
     if n > _MOST_ROWS:
         generator = torch.Generator(problem.X.device).manual_seed(0)
-        some = problem.subset(random_rows(n, _SOME_ROWS, generator))
+        some = problem.random_part(random_rows(n, _SOME_ROWS, generator))
     with run.budget.may_end(True) as ending:
         more = fit_hyperparameters(
             some,

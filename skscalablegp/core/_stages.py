@@ -280,7 +280,7 @@ def _initialise(
     while result is None or size * share < n:
         optimizer = QuasiNewton(tol, gain_tol=max(0.5, settings.gain_per_row * size))
         with run.budget.may_end(result is not None) as ending:
-            part = problem.subset(order[:size].sort().values)
+            part = problem.random_part(order[:size].sort().values)
             if metric is None:
                 part = part.to(torch.float64)
             elif settings.precision != "given":

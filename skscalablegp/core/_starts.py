@@ -270,7 +270,7 @@ class _Search:
 
     def _rows(self, m: int) -> GPProblem:
         """m random rows, in double precision."""
-        part = self._problem.subset(self._first(m).sort().values).to(torch.float64)
+        part = self._problem.random_part(self._first(m).sort().values).to(torch.float64)
         return replace(part, keep=True)
 
     # ------------------------------------------------------------------ the comparison

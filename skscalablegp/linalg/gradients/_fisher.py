@@ -79,5 +79,6 @@ def _of_repeats(part: GPProblem, theta: Float64[Tensor, " p"]) -> Float64[Tensor
             for step in torch.eye(len(theta), dtype=torch.float64) * _STEP
         ]
     )
-    more = (part.repeats.counts - 1).clamp_min(0)  # type: ignore[union-attr]
+    assert part.repeats is not None
+    more = part.repeats.share * (part.repeats.counts - 1).clamp_min(0)
     return (slopes * more) @ slopes.mT

@@ -142,6 +142,18 @@ class GPProblem:
             repeats=None if self.repeats is None else self.repeats[idx],
         )
 
+    def random_part(self, idx: Int[Tensor, " b"]) -> GPProblem:
+        """The same regression on random rows of the table.
+
+        Merged rows are rarer there than in the table: of n rows, 3 % of which are copies, 1,000
+        random ones hardly have a pair. With all copies of the 1,000 rows, equal targets would
+        reduce the noise to nothing, because so few rows tell noise from fine structure badly.
+        """
+        part = self.subset(idx)
+        if part.repeats is None:
+            return part
+        return replace(part, repeats=part.repeats.thinned(len(idx) / len(self.X)))
+
     def log_prior(self, theta: np.ndarray) -> tuple[float, np.ndarray]:
         """The weighted log density of theta under the kernel's priors, and its gradient."""
         value, grad = self.kernel.log_prior(theta)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Float
@@ -25,24 +25,32 @@ class Repeats:
         k of each row, positive.
     within : Tensor of shape (n,)
         The sum of squares of each row, summed over targets.
+    share : float
+        Weight of the other factor's logarithm. In random rows of the original table pairs of equal
+        rows are rarer than rows, by the share of the rows that are drawn.
     """
 
     counts: Float[Tensor, " n"]
     within: Float[Tensor, " n"]
+    share: float = 1.0
 
     def __getitem__(self, rows: Tensor | slice) -> Repeats:
-        return Repeats(self.counts[rows], self.within[rows])
+        return replace(self, counts=self.counts[rows], within=self.within[rows])
 
     def to(self, dtype: torch.dtype) -> Repeats:
         """The same in another precision."""
-        return Repeats(self.counts.to(dtype), self.within.to(dtype))
+        return replace(self, counts=self.counts.to(dtype), within=self.within.to(dtype))
+
+    def thinned(self, share: float) -> Repeats:
+        """The same rows as a random part of a table, in which equal rows are rarer."""
+        return replace(self, share=share * self.share)
 
     def log_density(self, noise: Float[Tensor, " n"], t: int) -> Float[Tensor, " n"]:
-        """The logarithm of that factor for t targets, and noise variances of single rows.
+        """The weighted logarithm of that factor for t targets, and noise variances of single rows.
 
         Rows without noise have none, as their factor is zero or infinite.
         """
         noisy = noise > 0
         v, k = torch.where(noisy, noise, 1.0), self.counts
         density = t * ((k - 1) * (2 * math.pi * v).log() + k.log()) + self.within / v
-        return torch.where(noisy, -0.5 * density, 0.0)
+        return torch.where(noisy, -0.5 * self.share * density, 0.0)

@@ -270,7 +270,7 @@ class SGPRRegressor(TableRegressorBase):
         if self.optimizer is None or kernel.n_params == 0:
             return TrainingResult.untrained(kernel.theta0.numpy())
         start = rows_for(problem.X.shape[1], START_ROWS)
-        some = problem.subset(random_rows(n, start, run.generator).to(problem.X.device))
+        some = problem.random_part(random_rows(n, start, run.generator).to(problem.X.device))
         if self.kernel is not None or n <= 2 * start:
             return compared_start(some, StageSettings(self.optimizer, self.max_iter), run)
 

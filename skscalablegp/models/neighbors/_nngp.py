@@ -413,7 +413,7 @@ class NNGPRegressor(GPRegressorBase):
         """The problem whose likelihood training maximised, and the estimator that evaluates it."""
         seen = torch.as_tensor(self._seen, device=problem.X.device)
         if self._kind == "subset":
-            return problem.subset(seen), ExactGradient()
+            return problem.random_part(seen), ExactGradient()
         if self._kind == "vecchia":
             return problem, self._full_scale_gradient()
         return problem, LocalGradient(seen, self.n_neighbors_, self._kind, self.n_jobs)

@@ -130,8 +130,10 @@ class LocalGradient(_SearchedOnce):
         values, grads = zip(
             *helpers.each(around, Neighbourhoods.sums, [numbers], *given), strict=True
         )
-        n = len(problem.X)
-        return GradientEstimate(n * sum(grads) / s, n * sum(values) / s), state
+        # The scatter of all merged rows: few rows differ much, and some rows may have none of them.
+        n, (more, slope) = len(problem.X), problem.repeated(theta)
+        grad = n * sum(grads) / s + slope.to(theta)
+        return GradientEstimate(grad, n * sum(values) / s + more), state
 
 
 def helpers_on(problem: GPProblem, n_jobs: int | None) -> Helpers:

@@ -115,6 +115,38 @@ def test_features(problems, pairs):
     assert_allclose(a.mean, b.mean, rtol=1e-6, atol=1e-9)
 
 
+def scatter(other, found, groups, noise):
+    """What the means of some groups leave out of the log density, from all rows."""
+    total = 0.0
+    for group in groups:
+        rows = np.flatnonzero(found.groups == group)
+        y, k, v = other.Y[rows].numpy(), len(rows), noise[rows[0]]
+        total -= T * (0.5 * (k - 1) * np.log(2 * np.pi * v) + 0.5 * np.log(k))
+        total -= 0.5 * np.square(y - y.mean(0)).sum() / v
+    return total
+
+
+def test_the_scatter_of_a_random_part_counts_by_its_share_of_the_rows(problems):
+    one, other, found = problems
+    theta, rows = moved(one), torch.tensor([1, 4, 5, 8, 9])
+    noise = other.row_noise(theta).numpy()
+    whole = exact_marginal_likelihood(one.subset(rows), theta, False).value
+    share = len(rows) / len(one.X)
+    part = one.random_part(rows)
+    expected = whole - (1 - share) * scatter(other, found, rows.tolist(), noise)
+    assert_allclose(exact_marginal_likelihood(part, theta, False).value, expected, rtol=1e-9)
+    assert part.random_part(torch.arange(2)).repeats.share == share * 2 / 5
+    # The information is linear in the share.
+    none, half, full = (
+        fisher_information(
+            replace(part, repeats=replace(part.repeats, share=s)), theta, 5, Generator()
+        )
+        for s in (0.0, 0.5, 1.0)
+    )
+    assert_allclose(half, (none + full) / 2, rtol=1e-9)
+    assert float((full - none).abs().max()) > 1
+
+
 @pytest.mark.parametrize("scale", [None, torch.ones(2, dtype=torch.float64)])
 def test_inducing_points(problems, scale):
     one, other, _ = problems
@@ -176,6 +208,25 @@ def test_blocks_of_all_neighbours_are_the_exact_likelihood(problems):
     m = len(one.X)
     local = LocalGradient(torch.arange(m), m - 1, "blocks")
     assert_equal_at(one, other, local, ExactGradient())
+
+
+def test_left_out_rows_count_with_the_scatter_of_all(problems):
+    """Few centres, whose own scatter does not stand for that of all rows."""
+    one, other, found = problems
+    theta, centres = moved(one), torch.tensor([0, 3])
+    noise = other.row_noise(theta).numpy()
+
+    def density(rows):
+        return exact_marginal_likelihood(other.subset(torch.as_tensor(rows)), theta, False).value
+
+    everything, means = density(np.arange(len(other.X))), 0.0
+    for k in centres.tolist():
+        means += everything - density(np.flatnonzero(found.groups != k))
+        means -= scatter(other, found, [k], noise)
+    expected = len(one.X) * means / 2 + scatter(other, found, range(len(one.X)), noise)
+    local = LocalGradient(centres, len(one.X) - 1, "leave_one_out")
+    got, _ = local.estimate(one, theta, GradientState())
+    assert_allclose(got.value, expected, rtol=1e-8)
 
 
 def test_left_out_rows_given_all_others(problems):
