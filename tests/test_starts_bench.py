@@ -268,3 +268,36 @@ def test_own_start(starts):
     R = starts.reference.distances(scaled, scaled) / np.exp(0.7)
     K = np.exp(0.2) * starts.reference.covariance(R) + np.exp(-2.0) * np.eye(20)
     assert model.kernel(moved.X[:20]) == pytest.approx(K, abs=1e-6)
+
+
+@pytest.mark.filterwarnings("ignore:.*time budget")
+def test_own_starts_of_deep_kernels(starts, monkeypatch):
+    """First weights follow the reference's length scales, and the best of several fits counts."""
+    from skscalablegp import SCGDDKLRegressor
+
+    found = starts.table("drawn-2of2-100")
+    theta = np.array([0.0, np.log(0.5), np.log(2.0), -2.0])
+    drawn = dict(starts.deep_models(SCGDDKLRegressor(), found, theta))
+    assert len(drawn) == 6
+    layers = {
+        name: starts.network(factors, 1)[0].weight.detach().numpy()
+        for name, factors in (("reference", np.exp(-theta[1:-1])), ("equal", np.ones(2)))
+    }
+    ratio = layers["reference"] / layers["equal"]
+    assert ratio == pytest.approx(np.broadcast_to(ratio[0], ratio.shape), rel=1e-5)
+    assert ratio[0, 0] / ratio[0, 1] == pytest.approx(4, rel=1e-5)
+    assert np.mean(ratio[0] ** 2) == pytest.approx(1, rel=1e-5)
+
+    monkeypatch.setattr(starts, "DEEP_LAYERS", (4,))
+    monkeypatch.setattr(starts, "DEEP_SEEDS", (0, 1))
+    values = iter([None, 0.5, 0.2, 0.3])
+
+    def looks(model, drawn):
+        return dict(nll=next(values), width=model.extract_features(drawn.X).shape)
+
+    cell = dict(package=str(ROOT), estimator="SCGDDKLRegressor", problem="drawn-2of2-100")
+    cell |= dict(own_start=True, theta=theta, max_seconds=0.2, looks=looks)
+    line = {}
+    starts.run_fit(cell, lambda **facts: line.update(facts))
+    assert line["nll"] == 0.2 and line["start"] == "reference 1" and line["width"] == (100, 4)
+    assert next(values, None) is None
