@@ -99,7 +99,7 @@ def nothing_learned(model: Any, X: Any, y: Any, classes: Any = None) -> str:  # 
 
 
 def rows_without_correlation(model: Any, X: Any) -> str:
-    """A sentence if no two rows are correlated under the kernel that a user has given.
+    """A sentence if no two rows, or points of a grid, are correlated under the kernel of a user.
 
     This happens if columns are in other units than the kernel's length scales, and bounds or
     ``optimizer=None`` keep the length scales short.
@@ -119,16 +119,22 @@ def rows_without_correlation(model: Any, X: Any) -> str:
     # A few rows may be far from each other in any units.
     if rows.dtype.kind not in "fiu" or len(rows) < _FEWEST_COMPARED:
         return ""
-    rows = rows / model._column_units()
-    few = np.random.RandomState(0).permutation(len(rows))[:_FEW]
+    points = model._neighbours()
+    if points is None:
+        rows = rows / model._column_units()
+        few = np.random.RandomState(0).permutation(len(rows))[:_FEW]
+        what, follows = "rows", "predictions of new rows are those of the prior"
+    else:
+        rows, few = points, np.zeros(1, dtype=int)
+        what, follows = "neighbouring points of the grid", "the model does not depend on them"
     signal = np.diag(kernel(rows[few], rows[few]))
     others = (rows[few][:, None] != rows[None]).any(-1)
     shares = np.abs(kernel(rows[few], rows)) * others
     if not others.any(1).all() or not (shares < _UNCORRELATED * signal[:, None]).all():
         return ""
     return (
-        f"Under the kernel {kernel} no two rows are correlated: its length scales are much shorter "
-        "than the distances between rows, and predictions of new rows are those of the prior. "
+        f"Under the kernel {kernel} no two {what} are correlated: its length scales are much "
+        f"shorter than the distances between them, and {follows}. "
         "Scale the columns of X with StandardScaler, or give length scales in the units of X."
     )
 

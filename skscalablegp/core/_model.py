@@ -158,6 +158,13 @@ class GPModel(CallbackMixin, NamedSettings, ABC):
         """The units of the kernel's length scales, in those of X."""
         return 1.0
 
+    def _neighbours(self) -> np.ndarray | None:
+        """A point of the model and those next to it, in the kernel's columns; None without any.
+
+        Where such points are not correlated, they have a function of their own whatever the kernel.
+        """
+        return None
+
     def _left_out(self, X: Any, y: Any, noise_variance: Any, rows: np.ndarray) -> LeftOut | None:
         """Predictions of training rows without their own targets; here there is no closed form."""
         return None

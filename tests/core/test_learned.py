@@ -10,6 +10,7 @@ from sklearn.gaussian_process.kernels import RBF, ConstantKernel, Matern, WhiteK
 
 from skscalablegp import (
     IterativeGPRegressor,
+    KISSGPRegressor,
     NNGPRegressor,
     PoERegressor,
     QSGPClassifier,
@@ -181,8 +182,15 @@ UNITS = 1e4
         IterativeGPRegressor(ConstantKernel() * RBF(1.0, (1e-2, 1e2)) + WhiteKernel()),
         IterativeGPRegressor(ConstantKernel() * RBF() + WhiteKernel(), optimizer=None),
         NNGPRegressor(RBF(1.0, "fixed") + WhiteKernel(), random_state=0),
+        KISSGPRegressor(
+            ConstantKernel() * RBF(1.0, (1e-2, 1e2)) + WhiteKernel(),
+            small_table="method",
+            max_iter=2,
+            grid_size=8,
+        ),
+        KISSGPRegressor(RBF() + WhiteKernel(), optimizer=None, structure="additive"),
     ],
-    ids=["bounds", "no optimizer", "fixed"],
+    ids=["bounds", "no optimizer", "fixed", "grid", "sum of grids"],
 )
 def test_columns_in_other_units_than_the_kernel_end_in_a_warning(model):
     """Fifty rows are too few for a comparison with simple models."""
@@ -191,6 +199,32 @@ def test_columns_in_other_units_than_the_kernel_end_in_a_warning(model):
     assert not fine
     (told,) = [said for said in fitted(model, UNITS * X, y)[1] if "correlated" in said]
     assert "StandardScaler" in told and type(model).__name__ in told
+
+
+def test_a_sum_of_grids_that_misses_a_product_has_not_converged():
+    rng = np.random.default_rng(0)
+    X = rng.uniform(-1, 1, (300, 2))
+    model = KISSGPRegressor(structure="additive", grid_size=8, random_state=0)
+    _, warned = fitted(model, X, np.sign(X[:, 0] * X[:, 1]))
+    assert model.fit_report_.status == "no_signal" and hasattr(model, "grid_")
+    assert sum(said.count("learned nothing") for said in warned) == 1
+
+
+@pytest.mark.parametrize("d", [1, 2])
+def test_points_of_a_grid_that_are_not_correlated_are_named(d):
+    """The kernel correlates a few rows, but a step of the grid is many length scales."""
+    X, y, _ = table(n=300, d=2)
+    model = KISSGPRegressor(
+        RBF(1.0, (0.1, 10.0)) + WhiteKernel(), small_table="method", max_iter=1, grid_size=20
+    )
+    X = UNITS * X[:, :d]
+    X[1] = X[0] + 0.1
+    (told,) = [said for said in fitted(model, X, y)[1] if "correlated" in said]
+    (axis, *_), *_ = model.grid_.components
+    assert axis.step > 100 and "no two neighbouring points of the grid" in told
+    # With a length scale of a step the correlation of neighbours is exp(-1 / 2).
+    model.set_params(kernel=RBF(axis.step, "fixed") + WhiteKernel())
+    assert not [said for said in fitted(model, X, y)[1] if "correlated" in said]
 
 
 def test_a_kernel_that_fits_the_columns_is_not_warned_of():

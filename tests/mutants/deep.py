@@ -109,4 +109,11 @@ MUTANTS = [
         "random_rows(n, _ROWS, run.generator)",
         LAYER,
     ),
+    (
+        "counts of merged rows do not reach the process of the first layer",
+        "models/deep/_source.py",
+        "repeats = None if k is None else Repeats(k.to(X), torch.zeros_like(noise))",
+        "repeats = None",
+        "tests/models/deep/test_dkl.py -k first_weights",
+    ),
 ]

@@ -5,6 +5,7 @@ POSTERIOR = "models/grid/_product_posterior.py"
 CG = "linalg/solvers/_cg.py"
 FORMS, ROWS = "core/posteriors/_base.py", "core/posteriors/_kernel.py"
 KISS = "tests/models/grid/test_kissgp.py -k TestProducts"
+KISSGP, GRIDFIT = "models/grid/_kissgp.py", "tests/models/grid/test_kissgp.py"
 LOVE = "tests/meta/test_love.py -k TestLOVE"
 
 MUTANTS = [
@@ -116,5 +117,33 @@ MUTANTS = [
         "_AMPLITUDES, _NOISES_OF_SUM = (1.0,)",
         "tests/models/grid/test_start.py -k 'few_columns_of_many'",
         True,
+    ),
+    (
+        "a network leaves no time for its kernel",
+        KISSGP,
+        'run.budget.reserve("kernel of features")',
+        "run.budget.reserve(0.0)",
+        f"{GRIDFIT} -k 'leaves_time or at_a_cut'",
+    ),
+    (
+        "the noise of features begins where rows have not been asked",
+        KISSGP,
+        "on_grid, rank = self._from_start(on_grid, rank, table if seen else table.rows(held), run)",
+        "seen = False",
+        f"{GRIDFIT} -k 'after_an_interrupt'",
+    ),
+    (
+        "rows that the network has seen choose its noise",
+        KISSGP,
+        "table if seen else table.rows(held)",
+        "table",
+        f"{GRIDFIT} -k 'at_a_cut'",
+    ),
+    (
+        "rows of a cell pass for rows that the kernel correlates",
+        KISSGP,
+        "points[row, axis.column] += axis.step",
+        "points[row, axis.column] += 1e-9 * axis.step",
+        "tests/core/test_learned.py -k points_of_a_grid",
     ),
 ]

@@ -363,7 +363,9 @@ class KISSGPRegressor(GPRegressorBase):
             features, held, n_steps = None, None, 0
             if self.feature_extractor is not None:
                 held = held_rows(len(table.X), run.random_state)
+                run.budget.reserve("kernel of features")
                 features, n_steps = self._train_network(table, held, run)
+                run.budget.reserve(0.0)
             made = self._on_grid(table, features, held, run)
             run.preview = lambda model, step: model._finish(made, step.theta)
             result = self._train(made.problem, plan.training, features is not None, run)
@@ -411,8 +413,8 @@ class KISSGPRegressor(GPRegressorBase):
     ) -> GridFit:
         """The sums on a grid of the rows, or of their features from a network.
 
-        Only rows that the network has not seen (`held`) train the hyperparameters, because the
-        network overfits the others, so that they underestimate the noise.
+        Only rows that the network has not seen (`held`) choose and train the hyperparameters,
+        because the network overfits the others, so that they underestimate the noise.
         """
         if features is None:
             kernel, shortest, n = self._numbered_kernel(table.X), 0.0, len(table.X)
@@ -439,8 +441,8 @@ class KISSGPRegressor(GPRegressorBase):
         compiled = compile_kernel(kernel, table.X.shape[1], priors=run.priors)
         table.check_separable(compiled)
         on_grid, rank = self._with_rank(compiled, grid)
-        if features is None:
-            on_grid, rank = self._from_start(on_grid, rank, table, run)
+        seen = held is None or not held.any()
+        on_grid, rank = self._from_start(on_grid, rank, table if seen else table.rows(held), run)
         return GridFit(features, *self._sums(on_grid, rank, table, held, run))
 
     def _with_rank(self, kernel: TorchKernel, grid: Grid) -> tuple[GridKernel, int]:
@@ -493,7 +495,8 @@ class KISSGPRegressor(GPRegressorBase):
         start = TrainingResult.untrained(theta)
         if self.optimizer is None or kernel.n_params == 0:
             return start
-        # A trained network is worth keeping.
+        # A trained network is worth keeping. If something has ended its training, no further stage
+        # begins, and the hyperparameters are those of the start.
         with run.budget.may_end(on_features and not run.stopped) as ending:
             estimator = ProductGradient() if self.solver == "cg" else GridGradient()
             # The rows have chosen the start, which sums on a grid cannot do.
@@ -540,6 +543,17 @@ class KISSGPRegressor(GPRegressorBase):
         self.log_marginal_likelihood_value_ = posterior.evaluation.value
         self.log_marginal_likelihood_std_error_ = posterior.evaluation.std_error
         return posterior.evaluation
+
+    def _neighbours(self) -> np.ndarray | None:
+        if self._exact is not None:
+            return None
+        # Rows of a cell correlate under any kernel, because the same points interpolate them.
+        axes = [axis for component in self.grid_.components for axis in component]
+        points = np.zeros((1 + len(axes), self.n_features_in_))
+        for row, axis in enumerate(axes, 1):
+            points[:, axis.column] = axis.start
+            points[row, axis.column] += axis.step
+        return points
 
     def _keep_exactly(self, process: ExactProcess) -> ExactEvaluation:
         self.log_marginal_likelihood_std_error_ = 0.0

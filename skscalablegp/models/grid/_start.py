@@ -48,5 +48,7 @@ def start_on_grid(
         kernel.node = SumOverColumns(kernel.node, [axis.column for (axis,) in grid.components])
     some = table.rows(rows).centred(kernel).problem(kernel, torch.float64, run.device, keep=True)
     limit = None if settings.max_iter == "auto" else settings.max_iter
-    run.monitor.begin("starts")
-    return chosen_start(some, run.silent("start"), limit)
+    if not run.monitor.in_stage:
+        run.monitor.begin("starts")
+    # Without a stage after this one, all of the time is for the start.
+    return chosen_start(some, run.silent(1.0 if run.stopped else "start"), limit)

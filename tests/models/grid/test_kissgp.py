@@ -1,5 +1,6 @@
 """KISSGPRegressor against dense algebra and scikit-learn's exact regressor."""
 
+import itertools
 import pickle
 
 import numpy as np
@@ -11,6 +12,7 @@ from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel, DotProduct, Matern, WhiteKernel
 
 from skscalablegp import KISSGPRegressor, LOVEPredictor
+from skscalablegp._clock import clock
 
 C, W = ConstantKernel, WhiteKernel
 
@@ -323,6 +325,58 @@ def test_time_ends_the_network():
     assert model.n_iter_ < 300 and set(model.history_["stage"]) == {"network"}
     assert np.isfinite(model.predict(X_new)).all()
     assert np.abs(model.extract_features(X_new)).max() < 1
+
+
+def learnable(n, noise, d=6):
+    rng = np.random.default_rng(0)
+    X = rng.standard_normal((n, d))
+    return X, np.sin(X[:, 0]) + noise * rng.standard_normal(n)
+
+
+def cut_at(readings, X, y, **settings):
+    """A fit whose clock reads one second more each time."""
+    ticks = itertools.count()
+    model = KISSGPRegressor(feature_extractor=(32, 2), random_state=0, **settings)
+    with clock(lambda: float(next(ticks))), pytest.warns(ConvergenceWarning, match="max_seconds"):
+        return model.set_params(max_seconds=readings).fit(X, y)
+
+
+def test_a_network_that_time_ends_leaves_time_for_the_noise():
+    """The noise is learned, and standard deviations are those of the errors in new rows."""
+    X, y = learnable(900, 0.4)
+    model = cut_at(700, X[:500], y[:500])
+    assert 1 < model.n_iter_ < 700
+    # It is none of the levels that are compared, because a few steps have followed.
+    levels = np.array([1.0, 0.1, 0.01]) * np.var(y[:500]) / model._y_train_std**2
+    assert np.abs(np.log(model.kernel_.k2.noise_level / levels)).min() > 0.1
+    mean, std = model.predict(X[500:], return_std=True)
+    assert 0.6 < np.mean(np.square((y[500:] - mean) / std)) < 1.6
+    assert np.mean(std) < 0.9 * np.std(y)
+
+
+def test_the_noise_at_a_cut_is_that_of_rows_the_network_has_not_seen():
+    """Nothing is left for steps. Rows that it knows by heart ask for a tenth of this noise."""
+    X, y = learnable(420, 1.0, 10)
+    readings = itertools.count()
+    model = KISSGPRegressor(feature_extractor=(64, 2), random_state=0, max_seconds=1e6)
+    late = clock(lambda: 0.0 if next(readings) < 700 else 1e9)
+    with late, pytest.warns(ConvergenceWarning, match="max_seconds"):
+        model.fit(X, y)
+    assert set(model.history_["stage"]) == {"network"} and model.kernel_.k2.noise_level > 0.5
+
+
+def test_nothing_is_trained_after_an_interrupt_of_the_network():
+    def interrupt(step):
+        if step.stage == "network":
+            raise KeyboardInterrupt
+
+    X, y = learnable(500, 0.2)
+    model = KISSGPRegressor(feature_extractor=(32, 2), random_state=0, callbacks=interrupt)
+    with pytest.warns(ConvergenceWarning, match="interrupted"):
+        model.fit(X, y)
+    assert set(model.history_["stage"]) == {"network"}
+    # The likelihood has chosen between three levels of noise.
+    assert model.kernel_.k2.noise_level < 0.9 * np.var(y)
 
 
 def test_a_module_takes_the_place_of_layers():
