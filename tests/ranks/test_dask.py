@@ -442,7 +442,7 @@ def test_members_of_a_stack_are_jobs_of_the_cluster(client):
         warnings.simplefilter("ignore")
         alone = clone(stack).fit(X, y)
         before = client.run(executed)
-        with joblib.parallel_config(backend="dask"):
+        with client.as_current(), joblib.parallel_config(backend="dask"):
             fitted = clone(stack).set_params(n_jobs=2).fit(X, y)
     after = client.run(executed)
     assert sum(after.values()) >= sum(before.values()) + 2
@@ -469,6 +469,6 @@ def test_searches_use_the_cluster_through_joblib(client):
     X, y = table(200)
     search = GridSearchCV(features(), {"n_components": [8, 16]}, cv=2)
     alone = search.fit(X, y).cv_results_["mean_test_score"]
-    with joblib.parallel_config(backend="dask"):
+    with client.as_current(), joblib.parallel_config(backend="dask"):
         found = search.fit(X, y).cv_results_["mean_test_score"]
     np.testing.assert_allclose(found, alone)
