@@ -13,11 +13,12 @@ from torch import Tensor
 
 from ...core import FitRun, SharedSource
 from ...core.data import RowSource
-from ...core.training import Stepper, StepsResult, train_steps
+from ...core.training import StepsResult, train_steps
 from ...kernels import TorchKernel
 from ._basis import BasisPart, SampledBasis
 from ._optimizers import SparseAdaGrad, SparseSGD
 from ._plan import StepPlan
+from ._stepper import SampledStepper
 from ._support import SupportRows, by_unit
 
 # Number of rows from which |phi_r|^2 is estimated, and the largest number of values computed for
@@ -158,7 +159,7 @@ class Fit:
         rate = steps.variational_learning_rate.value
         return kind(rate, steps.decay, steps.n_steps, self.run.budget.spent)
 
-    def drive(self, stepper: Stepper, show: Callable[[Any, float], None]) -> StepsResult:
+    def drive(self, stepper: SampledStepper, show: Callable[[Any, float], None]) -> StepsResult:
         """Take all steps; `show` sets the model and its score in a copy of the estimator."""
         run, steps = self.run, self.steps
         run.preview = lambda model, step: show(model, -step.objective)
@@ -170,7 +171,8 @@ class Fit:
             monitor=run.monitor,
             n_iter_no_change=steps.n_iter_no_change,
             epochs_per_step=steps.batch_size / self.n,
-            retreat=_WORSE,
+            keep_best=not stepper.ascends,
+            retreat=None if stepper.ascends else _WORSE,
         )
 
     def squares(self, basis: SampledBasis, theta: Tensor, rng: np.random.Generator) -> Tensor:

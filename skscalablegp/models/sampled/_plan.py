@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -24,6 +24,9 @@ _PIVOT_ROWS, _PIVOT_WORK = 12_000, 2.5e10
 _NEWTON_ROWS, _NEWTON_PIVOTS = 2_000, 1024
 # Newton steps of full batches under a likelihood that is not Gaussian.
 _NEWTON_STEPS = 100
+# Steps use all functions at their rows if these are at most so many times as many values as a
+# draw takes, so many values, and so many rows.
+_WHOLE_WORK, _WHOLE_NUMBERS, _WHOLE_ROWS = 4, 2**26, 2_000
 # Learning rates for "auto".
 _RATES = {"preconditioned": 1.0, "adagrad": 0.1}
 _START_ROWS = 1000
@@ -122,6 +125,8 @@ class StepPlan(Plan):
         Whether predictive variances are those given the support rows.
     calibrates : bool
         Whether rows are held out for the scale of variances.
+    whole : bool
+        Whether steps use all functions at their rows, and solve for the dual weights of these.
     theta_rate, freeze : float
         Learning rate of the hyperparameters, 0 if they stay at those of the exact start, and the
         share of the steps before they move.
@@ -141,6 +146,7 @@ class StepPlan(Plan):
     control_variate: str | None = "regression"
     by_support: bool = False
     calibrates: bool = False
+    whole: bool = False
     theta_rate: float = 0.0
     freeze: float = 0.0
     n_iter_no_change: int | None = None
@@ -149,6 +155,13 @@ class StepPlan(Plan):
     def preconditioned(self) -> bool:
         """Whether steps have a preconditioner, and means start at the support rows' posterior."""
         return self.dual or not self.adaptive
+
+    @property
+    def may_be_whole(self) -> bool:
+        """Whether no setting of the paper asks for sampled functions."""
+        sampled = self.dual or self.adaptive or self.theta_rate > 0
+        rate = self.variational_learning_rate.value
+        return self.control_variate == "regression" and rate == 1 and not sampled
 
     @property
     def torch_dtype(self) -> torch.dtype:
@@ -188,6 +201,9 @@ class SampledPlan(Plan):
         if steps is None:
             return f"full batches, {m} basis functions, full covariance of their weights"
         columns = "" if steps.dual else f", {steps.n_dense.value} dense columns"
+        if steps.whole:
+            rows = f"at most {steps.n_steps} block steps of {steps.batch_size} rows"
+            return f"{rows} and all {m} functions{columns}"
         return (
             f"at most {steps.n_steps} steps of {steps.batch_size} rows and "
             f"2 x {steps.component_batch_size.value} of {m} functions{columns}"
@@ -290,6 +306,13 @@ def plan(
         dense = Choice(0, "") if dual else _capped(params.n_dense, 20, m, "of steps")
         dense = dense if past is None else Choice(past.n_dense, "of the past fit")
         steps = _plan_steps(params, likelihood, n, dense, drawn, limit.value, dual)
+        if past is None and steps.may_be_whole and params.covariance == "support":
+            steps = replace(steps, whole=_is_whole(steps, m))
+        if steps.whole and n > _SMALL_ROWS:
+            # These steps converge faster, and take longer.
+            default //= 2
+            limit = resolve(params.max_iter, default, f"{n:,} rows, {m:,} functions in a step")
+            steps = replace(steps, n_steps=limit.value)
     return SampledPlan(
         functions="pivots" if most_pivots else "fourier" if fourier else "points",
         n_drawn=drawn.value,
@@ -431,6 +454,16 @@ def _plan_steps(
     )
 
 
+def _is_whole(steps: StepPlan, m: int) -> bool:
+    """Whether all m functions at the rows of a batch cost about as much as draws do.
+
+    Two draws are evaluated at the support rows and at the scores' rows, too.
+    """
+    b, s = steps.batch_size, steps.control_variate_rank.value
+    work = steps.component_batch_size.value * (b + s + max(50, s // 2))
+    return b <= _WHOLE_ROWS and b * m <= min(_WHOLE_NUMBERS, _WHOLE_WORK * work)
+
+
 def _capped(given: Any, default: int, most: int, reason: str) -> Choice:
     choice = resolve(given, default, reason)
     return choice._replace(value=min(choice.value, most))
@@ -471,6 +504,9 @@ def _ignored(
         ignored["dtype"] = "full batches are in float64"
         if likelihood.conjugate:
             ignored["max_iter"] = "one solve finds the optimum of a Gaussian likelihood"
+    elif steps.whole:
+        why = "steps use all functions at the rows of their batches, and no rate"
+        ignored |= ignore("component_batch_size", "decay", because=why)
     elif steps.control_variate == "squares" and not likelihood.conjugate:
         ignored["control_variate"] = "'squares' is for a Gaussian likelihood: there is none"
     if steps is not None and steps.dual:
@@ -502,6 +538,8 @@ def _memory(params: Any, size: TableSize, m: int, steps: StepPlan | None) -> Mem
         )
     c, t = steps.n_dense.value, size.t
     rows = steps.batch_size + steps.control_variate_rank.value
+    if steps.whole:
+        rows += steps.batch_size * m // max(1, 4 * steps.component_batch_size.value)
     numbers = m * (3 * (t + c) + t + 2) + rows * steps.component_batch_size.value * 4
     return MemoryNeed(
         (8 if steps.torch_dtype == torch.float64 else 4) * numbers,

@@ -47,6 +47,8 @@ class Sampler:
         Number of rows that the batches represent, where rows of the table are counted once.
     held : ndarray of int
         Sorted numbers of rows that are held out of batches.
+    support : ndarray of int, optional
+        Sorted numbers of the support rows, if these are rows of the table.
     n_counted : float, optional
         As `n_total`, with the counts of rows that stand for several.
     """
@@ -59,6 +61,7 @@ class Sampler:
     n_total: float
     held: np.ndarray = field(default_factory=lambda: np.empty(0, dtype=np.int64))
     n_counted: float | None = None
+    support: np.ndarray | None = None
 
     moving = ("rng",)
 
@@ -116,6 +119,10 @@ class SampledStepper(Stepper):
     objective_name = OBJECTIVE
     moving: tuple[str, ...] = ("weights", "optimizer", "_steps", "_slower", "_mean", "_theta")
     moving += ("noise", "curvature", "sampler")
+    # Whether every step raises the bound, so that the last weights are the best.
+    ascends = False
+    # Scale of the variances and noise of predictions, if steps have chosen them.
+    scales: tuple[float, float] | None = None
 
     def __init__(
         self,
@@ -365,13 +372,16 @@ class QSGPStepper(SampledStepper):
                 return
             self.curvature = curvature
 
-    def score(self) -> float:
+    def adapt(self) -> None:
+        """Refresh if the likelihood's curvature, on which the diagonal depends, has changed."""
         w = self.weights.a[len(self.support) :]
         if not self.noise.gaussian and bool(torch.isfinite(w).all()):
-            # The closed form of the diagonal depends on the curvature of the likelihood.
             now = self._curvature(w)
             if abs(now - self.curvature) > 0.1 * self.curvature:
                 self.refresh()
+
+    def score(self) -> float:
+        self.adapt()
         return super().score()
 
     def _score(self, w: SampledWeights) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from ...linalg.solvers import cholesky_with_jitter
 from ._basis import Functions, SampledBasis
+from ._block import BlockStepper
 from ._dual import DualStepper
 from ._fit import Fit, Trained
 from ._noise import NoiseAtRows, noise_of
@@ -21,10 +23,13 @@ from ._stepper import Beginning, QSGPStepper, SampledStepper, Sampler, head_func
 from ._support import Flattening, SupportRows, support_gram
 from ._weights import SampledWeights
 
+# Share of the block steps, the last ones, in which rows that were held out take part.
+_RELEASED = 0.3
+
 
 def train_by_steps(fit: Fit, functions: Functions, noise: NoiseAtRows) -> Trained:
     """Train by steps of sampled rows and functions, then fit the scale of the variances."""
-    run, steps, stepper, scales = fit.run, fit.steps, None, None
+    run, steps, stepper = fit.run, fit.steps, None
     rng = np.random.default_rng(run.random_state.randint(2**31 - 1))
     basis = functions.basis(fit.d, steps.torch_dtype, run.device)
     with run.stage("support", optional=True):
@@ -34,7 +39,8 @@ def train_by_steps(fit: Fit, functions: Functions, noise: NoiseAtRows) -> Traine
     result = fit.drive(
         stepper, lambda model, score: model._keep(model_of(fit, stepper, functions, score))
     )
-    if fit.calibrates:
+    scales = stepper.scales
+    if fit.calibrates and scales is None:
         with run.stage("calibration", optional=True):
             scales = fitted_stepper_scales(fit, stepper)
     if steps.theta_rate > 0 and result.n_steps and not run.stopped:
@@ -90,6 +96,10 @@ def make_stepper(
         hyper = SampledAdam(steps.theta_rate, steps.decay, steps.n_steps, freeze)
     if fit.calibrates:
         sampler.held = fit.split[1]
+    if steps.whole and fit.past is None:
+        sampler.support, release = fit.split[0], math.ceil((1 - _RELEASED) * steps.n_steps)
+        calibrate = partial(fitted_stepper_scales, fit) if fit.calibrates else None
+        return BlockStepper(*common, calibrate=calibrate, release=release)
     share = exact_share(
         noise, steps.control_variate, sampler.n_blocks * basis.block_units / basis.n_units
     )
