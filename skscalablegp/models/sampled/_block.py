@@ -23,8 +23,8 @@ _ROUNDING = 10
 class BlockStepper(QSGPStepper):
     """Trains the mean of q(w) by second-order steps in dual weights, one for each row.
 
-    At the optimum w = Phi' alpha, where alpha is the derivative of the expected log likelihood in f.
-    These n numbers (per target) are kept, and w is always Phi' alpha. A step maximises the bound
+    At the optimum w = Phi' alpha, where alpha is the derivative of the expected log likelihood in
+    f. These n numbers (per target) are kept, and w is always Phi' alpha. A step maximises the bound
     over the alpha of its rows B, given all others: the posterior mode of a Gaussian process at
     these rows with the covariance Phi_B Phi_B' and the mean that the other rows give. For a
     Gaussian likelihood it is exact,
@@ -96,7 +96,7 @@ class BlockStepper(QSGPStepper):
         self._steps += 1
 
     def _step(self, rows: np.ndarray) -> None:
-        source, t, basis = self.sampler.source, self.t, self.basis
+        source, t = self.sampler.source, self.t
         (X, Y), noise = source.rows(rows), self.noise.at(source.known(rows), source.weights(rows))
         kept, coef, diagonal = [], self.weights.coef, self.diagonal()
         gram = torch.zeros(len(X), len(X), dtype=torch.float64, device=X.device)

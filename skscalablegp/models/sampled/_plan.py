@@ -201,9 +201,6 @@ class SampledPlan(Plan):
         if steps is None:
             return f"full batches, {m} basis functions, full covariance of their weights"
         columns = "" if steps.dual else f", {steps.n_dense.value} dense columns"
-        if steps.whole:
-            rows = f"at most {steps.n_steps} block steps of {steps.batch_size} rows"
-            return f"{rows} and all {m} functions{columns}"
         return (
             f"at most {steps.n_steps} steps of {steps.batch_size} rows and "
             f"2 x {steps.component_batch_size.value} of {m} functions{columns}"
@@ -308,11 +305,6 @@ def plan(
         steps = _plan_steps(params, likelihood, n, dense, drawn, limit.value, dual)
         if past is None and steps.may_be_whole and params.covariance == "support":
             steps = replace(steps, whole=_is_whole(steps, m))
-        if steps.whole and n > _SMALL_ROWS:
-            # These steps converge faster, and take longer.
-            default //= 2
-            limit = resolve(params.max_iter, default, f"{n:,} rows, {m:,} functions in a step")
-            steps = replace(steps, n_steps=limit.value)
     return SampledPlan(
         functions="pivots" if most_pivots else "fourier" if fourier else "points",
         n_drawn=drawn.value,
@@ -504,9 +496,6 @@ def _ignored(
         ignored["dtype"] = "full batches are in float64"
         if likelihood.conjugate:
             ignored["max_iter"] = "one solve finds the optimum of a Gaussian likelihood"
-    elif steps.whole:
-        why = "steps use all functions at the rows of their batches, and no rate"
-        ignored |= ignore("component_batch_size", "decay", because=why)
     elif steps.control_variate == "squares" and not likelihood.conjugate:
         ignored["control_variate"] = "'squares' is for a Gaussian likelihood: there is none"
     if steps is not None and steps.dual:

@@ -25,6 +25,9 @@ from ._weights import SampledWeights
 
 # Share of the block steps, the last ones, in which rows that were held out take part.
 _RELEASED = 0.3
+# Largest ratio of signal and noise variance for block steps, which converge slowly in clearer data:
+# on validation rows of pol (RMSE) 0.225 after 100 steps, sampled ones 0.171.
+_CLEAREST = 250
 
 
 def train_by_steps(fit: Fit, functions: Functions, noise: NoiseAtRows) -> Trained:
@@ -96,7 +99,9 @@ def make_stepper(
         hyper = SampledAdam(steps.theta_rate, steps.decay, steps.n_steps, freeze)
     if fit.calibrates:
         sampler.held = fit.split[1]
-    if steps.whole and fit.past is None:
+    if steps.whole and signal_to_noise(support, noise) <= _CLEAREST:
+        fit.run.chose("component_batch_size", basis.n_features, "block steps with all functions")
+        fit.run.ignores(("component_batch_size", "decay"), "block steps use all functions, no rate")
         sampler.support, release = fit.split[0], math.ceil((1 - _RELEASED) * steps.n_steps)
         calibrate = partial(fitted_stepper_scales, fit) if fit.calibrates else None
         return BlockStepper(*common, calibrate=calibrate, release=release)
@@ -104,6 +109,11 @@ def make_stepper(
         noise, steps.control_variate, sampler.n_blocks * basis.block_units / basis.n_units
     )
     return QSGPStepper(*common, hyperparameters=hyper, exact_from=steps.n_steps * (1 - share))
+
+
+def signal_to_noise(support: SupportRows, noise: NoiseAtRows) -> float:
+    """Mean prior variance at the support rows, times the curvature of the likelihood."""
+    return noise.curvature * float(support.kernel.diag(support.theta, support.X).mean())
 
 
 def exact_share(noise: NoiseAtRows, control_variate: str | None, drawn: float) -> float:

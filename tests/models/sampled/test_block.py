@@ -150,10 +150,10 @@ def test_estimators_take_block_steps_by_default_and_others_as_written():
     fixed = ConstantKernel(1.0) * RBF(1.0) + WhiteKernel(0.04)
     settings = dict(n_components=128, optimizer=None, batch_size=100, random_state=0)
     exact = QSGPRegressor(fixed, inference="exact", **settings).fit(X, y)
-    settings |= dict(inference="stochastic", max_iter=40, dtype="float64")
+    settings |= dict(inference="stochastic", max_iter=100, dtype="float64")
     model = QSGPRegressor(fixed, **settings).fit(X, y)
     assert "block steps" in str(model.fit_report_)
-    assert_allclose(model.predict(X), exact.predict(X), atol=1e-4)
+    assert_allclose(model.predict(X), exact.predict(X), atol=2e-3)
     for own in (
         dict(control_variate=None),
         dict(control_variate="squares"),
