@@ -12,8 +12,38 @@ BOUNDS = "tests/models/sampled/test_qsgp_bounds.py -k "
 STEPPER = "models/sampled/_stepper.py"
 BATCH = "models/sampled/_batch.py"
 ESTIMATES = "models/sampled/_estimates.py"
+BLOCK = "models/sampled/_block.py"
+BLOCK_TESTS = "tests/models/sampled/test_block.py -k "
 
 MUTANTS = [
+    (
+        "block steps without the row's own dual weight",
+        BLOCK,
+        "away = terms.d_mean - dual",
+        "away = terms.d_mean",
+        BLOCK_TESTS + "linear_regression",
+    ),
+    (
+        "block steps that may lower the bound",
+        BLOCK,
+        "        if after - before >= (moved * (dual + 0.5 * change)).sum():\n            return change",
+        "        return change",
+        BLOCK_TESTS + "gradient_of_the_bound",
+    ),
+    (
+        "held-out rows never take part",
+        BLOCK,
+        "            self.sampler.held = np.empty(0, dtype=np.int64)",
+        "            pass",
+        BLOCK_TESTS + "held_rows",
+    ),
+    (
+        "snapshots without dual weights",
+        BLOCK,
+        "        self.dual.copy_(snapshot[-1])",
+        "        pass",
+        BLOCK_TESTS + "snapshots",
+    ),
     (
         "one draw for both members",
         STEPPER,

@@ -37,8 +37,8 @@ class BlockStepper(QSGPStepper):
     dense columns of C remain at the posterior given the support rows.
 
     A step costs O(b m (d + t) + b^2 m + b^3), independent of n. After Shalev-Shwartz and Zhang
-    (2013), Stochastic dual coordinate ascent, and Rathore, Frangella, Garg, Derezinski and Udell
-    (2025), Have ASkotch (ADASAP), with random blocks and exact solves of these.
+    (2013), Stochastic dual coordinate ascent methods for regularized loss minimization, with random
+    blocks of rows and exact solves of these.
 
     Parameters are those of `QSGPStepper`, and
 

@@ -100,7 +100,6 @@ def make_stepper(
     if fit.calibrates:
         sampler.held = fit.split[1]
     if steps.whole and signal_to_noise(support, noise) <= _CLEAREST:
-        fit.run.chose("component_batch_size", basis.n_features, "block steps with all functions")
         fit.run.ignores(("component_batch_size", "decay"), "block steps use all functions, no rate")
         sampler.support, release = fit.split[0], math.ceil((1 - _RELEASED) * steps.n_steps)
         calibrate = partial(fitted_stepper_scales, fit) if fit.calibrates else None
