@@ -14,8 +14,6 @@ from ._batch import NUMBERS
 from ._noise import NoiseAtRows
 from ._stepper import QSGPStepper
 
-# Largest number of halvings of a step that lowers the bound.
-_HALVINGS = 30
 # Rounding of a Gram matrix, as a multiple of its trace in units of the precision.
 _ROUNDING = 10
 
@@ -26,12 +24,11 @@ class BlockStepper(QSGPStepper):
     At the optimum w = Phi' alpha, where alpha is the derivative of the expected log likelihood in
     f. These n numbers (per target) are kept, and w is always Phi' alpha. A step maximises the bound
     over the alpha of its rows B, given all others: the posterior mode of a Gaussian process at
-    these rows with the covariance Phi_B Phi_B' and the mean that the other rows give. For a
-    Gaussian likelihood it is exact,
+    these rows with the covariance Phi_B Phi_B' and the mean that the other rows give,
 
-        d alpha = (Phi_B Phi_B' + s2 I)^-1 (y_B - f_B - s2 alpha_B),
+        d alpha = (Phi_B Phi_B' + s2 I)^-1 (y_B - f_B - s2 alpha_B).
 
-    and for others a Newton step that is halved until it raises the bound. All directions within a
+    It is for a Gaussian likelihood. All directions within a
     batch converge at once, and the noise of the batches ends at the optimum, because every row's
     step is zero there. Steps therefore need neither a rate that decays nor a mean over steps. The
     dense columns of C remain at the posterior given the support rows.
@@ -98,25 +95,20 @@ class BlockStepper(QSGPStepper):
     def _step(self, rows: np.ndarray) -> None:
         source, t = self.sampler.source, self.t
         (X, Y), noise = source.rows(rows), self.noise.at(source.known(rows), source.weights(rows))
-        kept, coef, diagonal = [], self.weights.coef, self.diagonal()
+        kept, coef = [], self.weights.coef[:, :, :t]
         gram = torch.zeros(len(X), len(X), dtype=torch.float64, device=X.device)
-        f = torch.zeros(len(X), coef.shape[2], dtype=torch.float64, device=X.device)
-        square = torch.zeros(len(X), 1, dtype=torch.float64, device=X.device)
+        f = torch.zeros(len(X), t, dtype=torch.float64, device=X.device)
         for part in self._parts(len(X)):
             phi = part.evaluate(self._theta, X)
             kept.append((part.index, phi))
             gram += (phi @ phi.T).double()
             f += (phi @ coef[:, part.index].flatten(0, 1)).double()
-            if not noise.gaussian:
-                c2 = diagonal[:, part.index].flatten().square()
-                square += (phi.square() @ c2)[:, None].double()
-        square += f[:, t:].square().sum(1, keepdim=True)
         index = torch.as_tensor(rows).to(X.device)
         rounding = _ROUNDING * torch.finfo(X.dtype).eps
-        change = block_change(noise, Y.double(), f[:, :t], square, gram, self.dual[index], rounding)
+        change = block_change(noise, Y.double(), f, gram, self.dual[index], rounding)
         self.dual[index] += change
         for units, phi in kept:
-            coef[:, units, :t] += self._pulled(phi, change)
+            coef[:, units] += self._pulled(phi, change)
 
     def _values(self) -> None:
         """f at the scores' rows; O(v m)."""
@@ -128,7 +120,6 @@ class BlockStepper(QSGPStepper):
 
     def score(self) -> float:
         self._values()
-        self.adapt()
         return self._score(self.weights)
 
     def snapshot(self) -> tuple:
@@ -143,21 +134,18 @@ def block_change(
     noise: NoiseAtRows,
     Y: Float64[Tensor, "b t"],
     f: Float64[Tensor, "b t"],
-    variance: Float64[Tensor, "b 1"],
     gram: Float64[Tensor, "b b"],
     dual: Float64[Tensor, "b t"],
     rounding: float = 0.0,
 ) -> Float64[Tensor, "b t"]:
-    """A Newton step of the dual weights of some rows towards the mode given all others; O(b^3).
+    """The step of the dual weights of some rows to the mode given all others; O(b^3).
 
     Parameters
     ----------
     noise : NoiseAtRows
-        Of these rows.
+        Of these rows, Gaussian.
     Y, f : Tensor of shape (b, t)
         Targets and means of f.
-    variance : Tensor of shape (b, 1)
-        Variances of f.
     gram : Tensor of shape (b, b)
         Phi_B Phi_B'.
     dual : Tensor of shape (b, t)
@@ -165,20 +153,10 @@ def block_change(
     rounding : float, default=0.0
         Damping for the rounding of the Gram matrix, in units of its trace.
     """
-    terms, t = noise.terms(Y, f, variance), Y.shape[1]
-    root = (-2 / t * terms.d_variance).clamp_min(0).sqrt()
+    weight = 1 / noise.variances_of_means(Y)[:, None]
+    root = weight.sqrt()
     inner = root * gram * root.T
     inner.diagonal().add_(1 + rounding * float(inner.diagonal().sum()))
-    away = terms.d_mean - dual
+    away = weight * (Y - f) - dual
     solved = torch.cholesky_solve(root * (gram @ away), torch.linalg.cholesky(inner))
-    change = away - root * solved
-    if noise.gaussian:
-        return change
-    before = terms.value.sum()
-    for _ in range(_HALVINGS):
-        moved = gram @ change
-        after = noise.terms(Y, f + moved, variance).value.sum()
-        if after - before >= (moved * (dual + 0.5 * change)).sum():
-            return change
-        change = 0.5 * change
-    return torch.zeros_like(change)
+    return away - root * solved

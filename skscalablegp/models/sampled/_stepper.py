@@ -372,16 +372,13 @@ class QSGPStepper(SampledStepper):
                 return
             self.curvature = curvature
 
-    def adapt(self) -> None:
-        """Refresh if the likelihood's curvature, on which the diagonal depends, has changed."""
+    def score(self) -> float:
         w = self.weights.a[len(self.support) :]
         if not self.noise.gaussian and bool(torch.isfinite(w).all()):
+            # The closed form of the diagonal depends on the curvature of the likelihood.
             now = self._curvature(w)
             if abs(now - self.curvature) > 0.1 * self.curvature:
                 self.refresh()
-
-    def score(self) -> float:
-        self.adapt()
         return super().score()
 
     def _score(self, w: SampledWeights) -> float:
