@@ -25,8 +25,8 @@ from ._weights import SampledWeights
 
 # Share of the block steps, the last ones, in which rows that were held out take part.
 _RELEASED = 0.3
-# Largest ratio of signal and noise variance for block steps, which converge slowly in clearer data:
-# on validation rows of pol (RMSE) 0.225 after 100 steps, sampled ones 0.171.
+# Largest ratio of signal and noise variance for block steps. In clearer data, such as pol, they end
+# farther from validation rows than sampled steps do, which stop early on small eigenvalues.
 _CLEAREST = 250
 
 
