@@ -114,6 +114,6 @@ MUTANTS = [
         "models/deep/_source.py",
         "repeats = None if k is None else Repeats(k.to(X), torch.zeros_like(noise))",
         "repeats = None",
-        "tests/models/deep/test_dkl.py -k first_weights",
+        "tests/models/deep/test_dkl.py -k counts_merged",
     ),
 ]
