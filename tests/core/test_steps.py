@@ -182,6 +182,20 @@ def test_column_moments_are_those_of_all_rows(offset, scale):
     assert std[1] == 1.0
 
 
+@pytest.mark.parametrize("value", [-0.010977102461386692, 0.1, 7.3, 1e9 / 3])
+@pytest.mark.parametrize("block", [300, 4096])
+def test_constant_columns_among_many_have_no_scale_of_rounding(value, block):
+    """Sums of equal numbers, row by row, have errors of far more than their last digit."""
+    X = np.random.default_rng(0).normal(size=(3000, 18))
+    X[:, 14] = value
+    for robust in (False, True):
+        mean, std = column_moments(X, block, robust)
+        assert std[14] == 1 and mean[14] == value
+    # A rare entry is no rounding.
+    X[1234, 14] = 2 * value
+    assert column_moments(X, block)[1][14] == pytest.approx(abs(value) / 3000**0.5, rel=1e-3)
+
+
 def make_source(n=10, dtype=torch.float64):
     rng = np.random.default_rng(1)
     X, Y = rng.uniform(5, 9, (n, 2)), rng.standard_normal((n, 3))

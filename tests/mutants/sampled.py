@@ -17,6 +17,14 @@ BLOCK_TESTS = "tests/models/sampled/test_block.py -k "
 
 MUTANTS = [
     (
+        "sums of equal numbers have a scale",
+        "core/data/_rows.py",
+        "found += cls(len(part), part[0] + shift, np.square(away - shift).sum(0))",
+        "found += cls(len(part), part.mean(0), np.square(part - part.mean(0)).sum(0))",
+        "tests/core/test_steps.py -k no_scale_of",
+        True,
+    ),
+    (
         "block steps without the row's own dual weight",
         BLOCK,
         "away = weight * (Y - f) - dual",
