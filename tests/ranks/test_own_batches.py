@@ -160,15 +160,29 @@ class NotedSteps(Noted):
             self.seen.append(leading().together(bytes_of_all))
 
 
-def sampled_bytes():
+def sampled_bytes(**settings):
     noted, model = NotedSteps(), clone(ESTIMATORS["sampled functions"])
-    fitted(model.set_params(callbacks=noted), *table()[:2])
+    fitted(model.set_params(callbacks=noted, **settings), *table()[:2])
     return np.diff(noted.seen, axis=0).tolist(), len(model.kernel_.theta)
+
+
+def bytes_of_draws():
+    return sampled_bytes(variational_learning_rate=0.5)
+
+
+@pytest.mark.slow
+def test_block_steps_send_the_rows_of_a_batch_to_rank_0():
+    answers = launch(2, sampled_bytes)
+    assert [code for code, _ in answers] == [0, 0], answers
+    # About half of the rows: three columns, the target and at most one further number each.
+    sent, b = answers[0][1][0], 500
+    assert all(8 * 4 * b / 3 < rank_1 < 8 * 5 * 2 * b / 3 for _, rank_1 in sent)
 
 
 @pytest.mark.slow
 def test_steps_send_drawn_weights_and_their_gradients_and_no_rows():
-    answers = launch(2, sampled_bytes)
+    # Another rate than the default keeps sampled steps, where block steps would be as cheap.
+    answers = launch(2, bytes_of_draws)
     assert [code for code, _ in answers] == [0, 0], answers
     sent, p = answers[0][1]
     # Functions in each of two draws, columns of weights, support rows and rows of a batch.

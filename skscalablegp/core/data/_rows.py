@@ -168,11 +168,10 @@ class Moments:
             # The last digits of sums depend on the memory layout, which would change training.
             part = np.ascontiguousarray(X[start : start + block], dtype=np.float64)
             part = part if limits is None else np.clip(part, *limits)
-            # Less the first row, constant columns are zero: the sum of 1,000 equal numbers has
-            # rounding errors of more than ten of their last digits.
-            away = part - part[:1]
-            shift = away.mean(0)
-            found += cls(len(part), part[0] + shift, np.square(away - shift).sum(0))
+            # The sum of 1,000 equal numbers has rounding errors of more than ten of their last
+            # digits, which would be the scale of a constant column.
+            mean = np.where((part == part[:1]).all(0), part[0], part.mean(0))
+            found += cls(len(part), mean, np.square(part - mean).sum(0))
         return found
 
     def __add__(self, other: Moments) -> Moments:
