@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from ...core.posteriors import LinearModule, Moments, PosteriorModule, half_solved
+from ...core.posteriors import LinearModule, Moments, Moved, PosteriorModule, half_solved
 from ...linalg.operators import KernelOperator
 
 
@@ -58,10 +58,9 @@ class NearestModule(PosteriorModule):
         variance = (prior - half[:, :, 0].square().sum(1)).clamp_min(0)
         return Moments(mean, variance, features.noise(X))
 
-    def correction(self, X: Float[Tensor, "m d"]) -> Float[Tensor, "m t"]:
-        """What the nearest rows add to the mean of the weights."""
-        features = self.linear.features
-        return _correction(self._half(features(X), features.kernel.diag(X)))
+    def correction(self, X: Float[Tensor, "m d"], K: Float[Tensor, "m n"]) -> Float[Tensor, "m t"]:
+        """What the nearest rows add to the mean of the weights; K are covariances with all rows."""
+        return _correction(self._half(K, self.linear.features.kernel.diag(X)))
 
     def _half(self, K: Float[Tensor, "m n"], prior: Float[Tensor, " m"]) -> Float[Tensor, "m k s"]:
         """L^-1 [k, r] for the factor L of the covariances of the nearest rows' targets."""
@@ -82,14 +81,16 @@ class CorrectedDraws(nn.Module):
 
     Parameters
     ----------
-    below : nn.Module
-        Maps rows (m, d) to draws (m, t, s).
+    draws : Moved
+        Moved by weights of the training rows.
     nearest : NearestModule
     """
 
-    def __init__(self, below: nn.Module, nearest: NearestModule):
+    def __init__(self, draws: Moved, nearest: NearestModule):
         super().__init__()
-        self.below, self.nearest = below, nearest
+        self.draws, self.nearest = draws, nearest
 
     def forward(self, X: Float[Tensor, "m d"]) -> Float[Tensor, "m t s"]:
-        return self.below(X) + self.nearest.correction(X)[:, :, None]
+        weights, K = self.draws.correction.weights, self.nearest.linear.features(X)
+        moved = (K @ weights.flatten(1)).unflatten(1, weights.shape[1:])
+        return self.draws.prior(X) + moved + self.nearest.correction(X, K)[:, :, None]
