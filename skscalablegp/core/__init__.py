@@ -70,6 +70,7 @@ from ._subset import (
     exact_check,
     exact_start,
     rows_to_check,
+    unmoved,
     warn_if_rough,
 )
 from ._training_plan import (

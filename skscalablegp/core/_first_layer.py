@@ -6,14 +6,13 @@ from collections.abc import Callable
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int
-from torch import Tensor
+from jaxtyping import Float
 
 from ..linalg.gradients import GPProblem
 from ._signal import FEWEST_ROWS, Signal, asked_once
 from ._subset import chosen_start
 from ._training_run import Run
-from .data import random_rows
+from .data import random_rows, rows_before_merging
 
 # Number of random rows that the models see.
 _ROWS = 2000
@@ -33,20 +32,27 @@ _EQUAL = 0.1
 _SECONDS = 1.0
 
 
-def first_layer_rows(n: int, d: int, run: Run) -> Int[Tensor, " m"] | None:
+def first_layer_rows(
+    n: int, d: int, run: Run, counts: np.ndarray | None = None
+) -> tuple[np.ndarray, np.ndarray | None] | None:
     """The rows that say which of d columns matter to a network; they do not depend on the seed.
+
+    `counts` are those of rows that were merged with rows of the same target only.
 
     Returns
     -------
-    rows : Tensor of shape (m,) or None
-        None for fewer than 100 rows, for fewer than three or more than 500 columns, and if less
-        than a second of a time budget is left.
+    rows, counts : ndarray of shape (m,)
+        As `rows_before_merging` gives them. None for fewer than 100 rows, for fewer than three or
+        more than 500 columns, and if less than a second of a time budget is left.
     """
     if n < FEWEST_ROWS or not _FEWEST_COLUMNS <= d <= _MOST_COLUMNS:
         return None
     if not run.budget.allows(_SECONDS):
         return None
-    return random_rows(n, _ROWS, torch.Generator().manual_seed(0))
+    generator = torch.Generator().manual_seed(0)
+    return rows_before_merging(
+        n, counts, _ROWS, lambda n, size: random_rows(n, size, generator).numpy()
+    )
 
 
 def first_layer_factors(problem: GPProblem, n: int, run: Run) -> np.ndarray | None:

@@ -40,7 +40,7 @@ def nothing_learned(model: Any, X: Any, y: Any, classes: Any = None) -> str:  # 
     X, y : ndarray of shape (n, d) and (n,) or (n, t)
         Its training table, as `FitRun.begin` has received it.
     classes : ndarray, optional
-        The classes of a classifier, whose targets are class numbers.
+        The classes of a classifier, whose targets are class numbers, or a column for each class.
 
     Returns
     -------
@@ -58,7 +58,8 @@ def nothing_learned(model: Any, X: Any, y: Any, classes: Any = None) -> str:  # 
     if n < FEWEST_ROWS or np.ndim(X) != 2 or np.asarray(X[:1]).dtype.kind not in "fiu":
         return ""
     Y = np.asarray(y, dtype=np.float64).reshape(n, -1)
-    if classes is not None:
+    if classes is not None and Y.shape[1] == 1:
+        # Otherwise there already is a column for each class.
         Y = (Y == np.arange(len(classes))).astype(np.float64)
     if not np.isfinite(Y).all() or not np.ptp(Y, axis=0).any():
         return ""

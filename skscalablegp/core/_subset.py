@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor
+from torch import Generator, Tensor
 
 from ..linalg.gradients import ExactGradient, GPProblem
 from ._exact import SMALL_TABLE
@@ -103,10 +103,14 @@ def compared_start(problem: GPProblem, settings: StageSettings, run: FitRun) -> 
 
 def rows_to_check(n: int, run: Run, m: int = 3 * FEW_ROWS) -> Int[Tensor, " m"]:
     """m random rows for a check, in increasing order; the generator's state does not change."""
-    state = run.generator.get_state()
-    rows = random_rows(n, m, run.generator)
-    run.generator.set_state(state)
-    return rows
+    return random_rows(n, m, unmoved(run.generator))
+
+
+def unmoved(generator: Generator) -> Generator:
+    """A generator that draws the same numbers, and leaves the state of the given one as it is."""
+    copy = Generator(generator.device)
+    copy.set_state(generator.get_state())
+    return copy
 
 
 @contextmanager

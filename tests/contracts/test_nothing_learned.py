@@ -69,6 +69,18 @@ def test_nothing_learned_is_said(row):
     assert model.fit_report_.status not in ("converged", "completed")
 
 
+@pytest.mark.parametrize(
+    "row",
+    rows_of(once_a_class(lambda row: None), [row for row in ROWS if row.classifier]),
+    ids=lambda row: row.name,
+)
+def test_three_learned_classes_are_no_failure(row):
+    X = drawn(row, signal=1.0)[0]
+    y = np.digitize(X[:, 0], [-0.5, 0.5])
+    model, said = fitted(row.new(), X, y)
+    assert not said and model.score(X, y) > 0.8
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "row", rows_of(once_a_class(lambda row: None), ROWS), ids=lambda row: row.name

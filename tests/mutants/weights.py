@@ -10,7 +10,33 @@ GRID = "models/grid/"
 DEEP = "models/deep/"
 SAMPLED = "models/sampled/"
 
+BEFORE = "tests/core/test_rows_before_merging.py"
+
 MUTANTS = [
+    (
+        "a drawn row stands for all its copies",
+        "core/data/_merging.py",
+        "return index, drawn * (weight / total)",
+        "return index, counts[index]",
+        f"{BEFORE} -k as_often_as",
+        True,
+    ),
+    (
+        "exact starts from random merged rows",
+        "models/inducing/_base.py",
+        "rows = training.rows.random_part(size, run.generator)",
+        "rows = training.rows.take(random_rows(n, size, run.generator))",
+        f"{BEFORE} -k learn_from",
+        True,
+    ),
+    (
+        "sampled models start from random merged rows",
+        "models/sampled/_start.py",
+        "index, counts = rows_before_merging(len(of), counts, size, draw)",
+        "index = np.sort(draw(len(of), size)); counts = None if counts is None else counts[index]",
+        f"{BEFORE} -k learn_from",
+        True,
+    ),
     (
         "the noise of a mean is that of a row",
         OPERATOR,

@@ -1,6 +1,6 @@
 """Tables and sources of rows, with their scaling."""
 
-from ._merging import Merged, merged, row_hashes
+from ._merging import Merged, merged, row_hashes, rows_before_merging
 from ._row_work import RowWork, SharedWork
 from ._rows import (
     BLOCK_ROWS,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -89,6 +89,49 @@ def merged(
     groups[order] = group
     means = (least + shift).reshape(-1, *y.shape[1:])
     return Merged(order[new], means, counts, within, groups)
+
+
+def rows_before_merging(
+    n: int,
+    counts: np.ndarray | None,
+    size: int,
+    draw: Callable[[int, int], np.ndarray],
+) -> tuple[np.ndarray, np.ndarray | None]:
+    """Random rows of a table as it was before equal rows were merged.
+
+    Random merged rows are no random part where rows with equal entries have several targets: of a
+    row with 20 copies of one label and 15 of the other, one of two merged rows would be drawn, as
+    if all copies agreed.
+
+    Parameters
+    ----------
+    n : int
+        The number of merged rows.
+    counts : ndarray of shape (n,) or None
+        How many rows each stands for; None if none were merged.
+    size : int
+        How many rows to draw. From `n` on all merged rows are taken, each with its count.
+    draw : callable
+        ``draw(total, size)`` gives `size` distinct numbers below `total`.
+
+    Returns
+    -------
+    index : ndarray of shape (m,)
+        Numbers of the merged rows that the drawn ones are copies of, ascending.
+    counts : ndarray of shape (m,) or None
+        How many of the drawn rows each stands for. Weights that are no whole numbers are drawn in
+        equal parts.
+    """
+    if counts is None:
+        return np.sort(draw(n, min(size, n))), None
+    if size >= n:
+        return np.arange(n), counts
+    weight = float(counts.sum())
+    total = max(n, round(weight))
+    places = (draw(total, size) + 0.5) * (weight / total)
+    index = np.searchsorted(np.cumsum(counts), places, side="right")
+    index, drawn = np.unique(np.minimum(index, n - 1), return_counts=True)
+    return index, drawn * (weight / total)
 
 
 def _without_zeros(kept: np.ndarray, y: np.ndarray, n: int) -> Merged:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TypeVar
 
 import numpy as np
@@ -19,7 +20,7 @@ from ...core import (
     rows_to_check,
     warn_if_rough,
 )
-from ...core.data import RowSource
+from ...core.data import RowSource, rows_before_merging
 from ...kernels import compile_kernel
 from ...linalg.gradients import GPProblem, Repeats
 from ._plan import DeepPlan
@@ -91,12 +92,19 @@ def split_rows(
 def first_factors(source: RowSource | SharedSource, run: FitRun) -> np.ndarray | None:
     """`first_layer_factors` of some rows."""
     n, d = len(source), source.X.shape[1]
-    rows = first_layer_rows(n, d, run)
+    rows = first_layer_rows(n, d, run, source.counts)
     if rows is None:
         return None
-    some = source.converted(torch.float64, torch.device("cpu")).subset(rows.numpy()).here()
+    some = _counted(source.converted(torch.float64, torch.device("cpu")), *rows)
     kernel = data_scaled_kernel(*(part.numpy() for part in some.rows(slice(None))))
     return first_layer_factors(exact_problem(kernel, some), n, run)
+
+
+def _counted(
+    source: RowSource | SharedSource, rows: np.ndarray, counts: np.ndarray | None
+) -> RowSource:
+    """Some rows in this process, with counts of their own."""
+    return replace(source.subset(rows).here(), counts=counts)
 
 
 def check_roughness(unexplained: float, source: RowSource | SharedSource, run: FitRun) -> None:
@@ -107,10 +115,16 @@ def check_roughness(unexplained: float, source: RowSource | SharedSource, run: F
     if unexplained < _WELL_EXPLAINED:
         return
     n, exact = len(source), source.converted(torch.float64)
-    rows = rows_to_check(n, run).numpy()
-    few = exact.subset(rows[:: len(rows) // FEW_ROWS]).here()
+
+    def some(size: int) -> RowSource:
+        def draw(n: int, size: int) -> np.ndarray:
+            return rows_to_check(n, run, size).numpy()
+
+        return _counted(exact, *rows_before_merging(n, source.counts, size, draw))
+
+    few = some(FEW_ROWS)
     kernel = data_scaled_kernel(*(part.cpu().numpy() for part in few.rows(slice(None))))
     found = exact_check(lambda: exact_problem(kernel, few), n, run)
     if found is not None:
-        check = exact_problem(kernel, exact.subset(rows).here())
+        check = exact_problem(kernel, some(3 * FEW_ROWS))
         warn_if_rough(check, found[1], n, run, unexplained)

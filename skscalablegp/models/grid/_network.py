@@ -172,7 +172,8 @@ class NetworkTraining:
         self.params = network.initial(self._generator)
         rows = first_layer_rows(*X.shape, run) if has_first_layer(network) else None
         if rows is not None:
-            factors = first_layer_factors(self._exact_problem(rows), len(X), run)
+            problem = self._exact_problem(torch.as_tensor(rows[0]))
+            factors = first_layer_factors(problem, len(X), run)
             self.params = weigh_inputs(network, self.params, factors)
         for p in self.trained:
             p.requires_grad_(True)

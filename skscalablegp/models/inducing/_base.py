@@ -15,6 +15,7 @@ from sklearn.utils.validation import check_is_fitted
 from ..._devices import precise_device
 from ..._validation import check_points, validated
 from ...core import (
+    FEW_ROWS,
     KNOWN_NOISE,
     MOST_STEPS,
     FitRun,
@@ -31,9 +32,9 @@ from ...core import (
     random_rows,
     resolve,
     rows_for,
-    rows_to_check,
     start_rows,
     target_unit,
+    unmoved,
     warn_if_rough,
     with_default_noise,
 )
@@ -232,7 +233,8 @@ class SparseMixin:
         model, n = training.model, len(training.rows)
         kernel, steps = model.kernel, training.plan.settings.max_iter
         run.preview = self._preview(training, torch.as_tensor, run)
-        problem = training.rows.problem(kernel, random_rows(n, n, run.generator))
+        rows = training.rows.take(random_rows(n, n, run.generator))
+        problem = training.rows.problem(kernel, rows)
         settings = StageSettings(QuasiNewton(), MOST_STEPS if self.max_iter == "auto" else steps)
         first, most = start_rows(n, kernel.n_features), settings.max_iter
         result = exact_start(problem, run, max_iter=most, subset_size=first, precise=True)
@@ -261,12 +263,13 @@ class SparseMixin:
         deep = model.network is not None or n < _FEWEST_START
         if self.optimizer is None or kernel.n_params == 0 or deep:
             return kernel.theta0, 0, "converged"
-        rows = random_rows(n, rows_for(kernel.n_features, START_ROWS), run.generator)
-        X, Y, *_ = training.rows.take(rows)
+        size = rows_for(kernel.n_features, START_ROWS)
+        rows = training.rows.random_part(size, run.generator)
+        X, Y, *_ = rows
         if self.kernel is not None:
             if not (model.likelihood.conjugate and model.likelihood.additive):
                 return kernel.theta0, 0, "converged"
-            some = replace(training.rows.problem(kernel, rows), prior_weight=len(rows) / n)
+            some = training.rows.problem(kernel, rows)
             start = compared_start(some, StageSettings(self.optimizer, self.max_iter), run)
             return torch.as_tensor(start.theta), 0, "converged"
         steps = min(training.plan.settings.max_iter, START_STEPS)
@@ -282,14 +285,15 @@ class SparseMixin:
         if best.origin:
             run.reports(start=best.origin)
         if model.likelihood.conjugate and model.likelihood.additive:
-            check = training.rows.problem(kernel, rows_to_check(n, run)).to(torch.float64)
+            check = training.rows.random_part(3 * FEW_ROWS, unmoved(run.generator))
+            check = training.rows.problem(kernel, check).to(torch.float64)
             warn_if_rough(check, best.result.theta, n, run)
         return best.theta, n_iter, best.result.stop_reason
 
     def _regressed(
         self,
         start: Start,
-        rows: torch.Tensor,
+        rows: tuple[Any, ...],
         steps: int,
         training: SparseTraining,
         run: FitRun,
@@ -299,8 +303,7 @@ class SparseMixin:
         kernel, X, Y, to_theta = start
         run.preview = self._preview(training, to_theta, run)
         problem = training.rows.problem(kernel, rows, Y)
-        problem = replace(problem, X=X, prior_weight=len(X) / len(training.rows))
-        problem = problem.to(torch.float64)
+        problem = replace(problem, X=X).to(torch.float64)
         chosen = chosen_start(problem, run, steps, ask)
         result = exact_start(problem, run, max_iter=steps, theta=chosen.theta)
         theta = torch.as_tensor(result.theta)

@@ -12,7 +12,7 @@ import torch
 from torch import Generator, Tensor
 
 from ..._validation import check_duplicates
-from ...core.data import RowSource, Scaling, far_rows, random_rows
+from ...core.data import RowSource, Scaling, far_rows, random_rows, rows_before_merging
 from ...core.likelihoods import Likelihood
 from ...core.training import Stepper, TensorAdam
 from ...features import Network
@@ -129,11 +129,33 @@ class SparseRows:
         some = X, Y, self.noise[index]
         return some if self.repeats is None else (*some, self.repeats[index])
 
-    def problem(self, kernel: TorchKernel, index: Tensor, Y: Tensor | None = None) -> GPProblem:
-        """The exact regression on some rows, by default of their own targets."""
-        X, own, noise, *repeats = self.take(index)
-        Y = own if Y is None else Y
-        return GPProblem(kernel, X, Y, noise, repeats=repeats[0] if repeats else None)
+    @property
+    def n_rows(self) -> float:
+        """The number of rows before equal ones were merged."""
+        return len(self) if self.repeats is None else float(self.repeats.counts.sum())
+
+    def random_part(self, size: int, generator: Generator) -> tuple[Any, ...]:
+        """As `take`, for `size` random rows of the table before equal rows were merged."""
+
+        def draw(n: int, size: int) -> np.ndarray:
+            return random_rows(n, size, generator).cpu().numpy()
+
+        counts = None if self.repeats is None else self.repeats.counts.double().cpu().numpy()
+        index, drawn = rows_before_merging(len(self), counts, size, draw)
+        X, Y, noise, *_ = self.take(torch.as_tensor(index))
+        if drawn is None:
+            return X, Y, noise
+        return X, Y, noise, Repeats(torch.as_tensor(drawn).to(noise), torch.zeros_like(noise))
+
+    def problem(
+        self, kernel: TorchKernel, some: tuple[Any, ...], Y: Tensor | None = None
+    ) -> GPProblem:
+        """The exact regression on some rows, as `take` gives them, by default of their targets."""
+        X, own, noise, *repeats = some
+        Y, counted = own if Y is None else Y, repeats[0] if repeats else None
+        n = len(X) if counted is None else float(counted.counts.sum())
+        share = n / self.n_rows
+        return GPProblem(kernel, X, Y, noise, repeats=counted, prior_weight=share)
 
     def stepper(self, model: SparseModel, *begin: Any) -> SparseStepper:
         """Training on these rows, from the further arguments of the class."""

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Generator, Tensor
 
-from ...core import FitRun, candidates, random_rows, select_inducing
+from ...core import FitRun, candidates, select_inducing
 from ...core.data import column_spread
 from ...core.training import TrainingStep, train_steps
 from ...kernels import TorchKernel
@@ -74,18 +74,18 @@ def best_noise(
     noise suffices, and high noise would keep them from moving. It does not start so far below that
     the steps could not return.
     """
-    chosen = random_rows(len(rows), _NOISE_ROWS, generator)
+    taken = rows.random_part(_NOISE_ROWS, generator)
     least = max(float(theta[-1]), math.log(_NOISE[0] * unit))
     grid = [(level, level) for level in (math.log(f * unit) for f in _NOISE) if level > least]
     grid += [(math.log(f * unit), math.log(start * unit)) for f, start in _MUCH_NOISE]
-    taken, trials = rows.take(chosen), []
-    some = BlocksHere(lambda: iter([taken]))
+    some, trials = BlocksHere(lambda: iter([taken])), []
+    share = rows.problem(model.kernel, taken).prior_weight
     for level, start in [(least, least), *grid]:
         trial = theta.clone()
         trial[-1] = level
         value = collapsed_bound(model.kernel, trial, Z, some).value
         # The prior is weighted as in the steps, where it is added to the bound of all rows.
-        value += len(chosen) / len(rows) * model.kernel.log_prior(trial.cpu().numpy())[0]
+        value += share * model.kernel.log_prior(trial.cpu().numpy())[0]
         trials.append((value, max(start, least)))
     theta = theta.clone()
     theta[-1] = max(trials)[1]

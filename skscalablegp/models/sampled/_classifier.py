@@ -177,7 +177,10 @@ class QSGPClassifier(QSGPMixin, GPClassifierBase):
 
     Notes
     -----
-    The steps follow the gradient of a lower bound of the ELBO (theorem 3 of the paper). In this
+    By default, where all functions at the rows of a batch cost about as much as draws do, steps use
+    all of them and solve for the dual weights of the rows; see the notes of `QSGPRegressor`.
+
+    Other steps follow the gradient of a lower bound of the ELBO (theorem 3 of the paper). In this
     bound f is known at the support rows and sampled elsewhere, so that it is tighter where the
     draws determine f better. The variance of f is estimated without bias, and its root with a bias
     of O(1 / u) for u drawn functions. The last steps, a share of 2.5 u / m of them, have neither

@@ -13,7 +13,7 @@ from ._exact import exact_process
 from ._posterior import fitted_scale
 from ._process import ProcessPosterior
 from ._relevance import Dictionary, RelevanceStepper
-from ._start import Rows
+from ._start import random_part
 
 # From this number of rows on variances are scaled.
 _FEWEST = 10
@@ -64,7 +64,7 @@ def compared(
         stepper = _trained(functions, source.subset(rest), run, max_iter)
         X, Y = source.rows(held)
         mean, variance, _ = ProcessPosterior(*stepper.model().process()).moments(X)
-        rows = Rows.of(source, run.random_state.permutation(rest)[:_EXACT_ROWS])
+        _, rows = random_part(source, rest, _EXACT_ROWS, run.random_state)
         process = exact_process(dictionary.kernel.kernel, Gaussian(), rows, 1)
         exact, spread, _ = process.posterior(X.shape[1], X.device).moments(X)
         nlls = _nlls((Y - exact).cpu().numpy(), spread.cpu().numpy() + process.noise)

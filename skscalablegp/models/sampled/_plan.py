@@ -303,7 +303,7 @@ def plan(
         dense = Choice(0, "") if dual else _capped(params.n_dense, 20, m, "of steps")
         dense = dense if past is None else Choice(past.n_dense, "of the past fit")
         steps = _plan_steps(params, likelihood, n, dense, drawn, limit.value, dual)
-        kept = past is not None or params.covariance != "support" or not likelihood.conjugate
+        kept = past is not None or params.covariance != "support"
         if steps.may_be_whole and not kept:
             steps = replace(steps, whole=_is_whole(steps, m))
     return SampledPlan(

@@ -190,21 +190,24 @@ class QSGPRegressor(QSGPMixin, MinibatchGPRegressorBase):
 
     Notes
     -----
-    A step costs O(b u (d + t) + b s^2) for b rows, u drawn functions and s support rows. Under a
-    Gaussian likelihood, block steps replace it if b m is at most 4 u (1.5 s + b) and 2^26, and the
-    signal variance at most 250 times the noise. They are independent of n too, but use all m
-    functions at the rows, in O(b m (d + t) + b^2 m + b^3), and keep a dual weight for each row and
-    target. Each maximises the bound over the dual weights of its rows, which converges far sooner
-    and needs no rate. The dense columns stay at the posterior given the support rows, and rows held
-    out for the scale of variances take part in the last 30 % of the steps. Any other
-    `control_variate`, `variational_optimizer`, `variational_learning_rate`, `covariance` or
-    ``optimizer="adam"`` keeps sampled steps, as do fits that continue. If the
-    likelihood is not Gaussian, estimates of f from draws leave a bias. The last steps, a share of
-    2.5 u / m of them, therefore compute f at their rows from all functions, in O((b + s) m), which
-    at most doubles the time; ``control_variate="squares"`` or None omits it. Before the steps a fit
-    makes one pass over the basis at the support rows, O(s^2 m), and trains an exact Gaussian
-    process on 1,000 rows. The memory is that of the weights, m (t + n_dense) numbers, and of a few
-    thousand rows.
+    A step costs O(b u (d + t) + b s^2) for b rows, u drawn functions and s support rows. Block
+    steps replace it if b m is at most 4 u (1.5 s + b) and 2^26, and the signal variance at most 250
+    times the noise. They are independent of n too, but use all m functions at the rows, in
+    O(b m (d + t) + b^2 m + b^3), and keep a dual weight for each row and target. Each maximises the
+    bound over the dual weights of its rows, which converges far sooner and needs no rate. The
+    dense columns stay at the posterior given the support rows, and rows held out for the scale of
+    variances take part in the last 30 % of the steps. If the likelihood is not Gaussian, a block
+    step takes up to eight Newton steps, in O(b^3) each. They need the variance of f at the rows,
+    which comes from the batch: each of its other rows stands for n / b rows of the table.
+
+    Any other `control_variate`, `variational_optimizer`, `variational_learning_rate`, `covariance`
+    or ``optimizer="adam"`` keeps sampled steps, as do fits that continue. In these, estimates of f
+    from draws leave a bias if the likelihood is not Gaussian. The last steps, a share of 2.5 u / m
+    of them, therefore compute f at their rows from all functions, in O((b + s) m), which at most
+    doubles the time; ``control_variate="squares"`` or None omits it. Before the steps a fit makes
+    one pass over the basis at the support rows, O(s^2 m), and trains an exact Gaussian process on
+    1,000 rows. The memory is that of the weights, m (t + n_dense) numbers, and of a few thousand
+    rows.
 
     References
     ----------

@@ -32,7 +32,7 @@ from ...core import (
     target_unit,
     with_default_noise,
 )
-from ...core.data import RowSource
+from ...core.data import RowSource, rows_before_merging
 from ...core.likelihoods import Likelihood
 from ...core.training import QuasiNewton, TrainingResult
 from ...kernels import TorchKernel, compile_kernel, default_kernel
@@ -85,6 +85,19 @@ class Rows(NamedTuple):
         if self.counts is not None:
             repeats = Repeats(torch.as_tensor(self.counts), torch.zeros(len(X)).double())
         return GPProblem(compiled, X, targets, torch.as_tensor(known), repeats=repeats)
+
+
+def random_part(
+    source: RowSource | SharedSource, of: np.ndarray, size: int, random_state: np.random.RandomState
+) -> tuple[np.ndarray, Rows]:
+    """Random ones of the rows `of`, as they were before equal rows were merged; their numbers."""
+
+    def draw(n: int, size: int) -> np.ndarray:
+        return random_state.permutation(n)[:size]
+
+    counts = None if source.counts is None else source.counts[of]
+    index, counts = rows_before_merging(len(of), counts, size, draw)
+    return of[index], Rows.of(source, of[index])._replace(counts=counts)
 
 
 @dataclass(frozen=True)
@@ -141,8 +154,7 @@ def _first_rows(
 ) -> Start:
     """Some rows, and the kernel before training."""
     n = len(source)
-    index = np.sort(run.random_state.permutation(n)[: plan.rows])
-    rows = Rows.of(source, index)
+    index, rows = random_part(source, np.arange(n), plan.rows, run.random_state)
     kernel = _starting_kernel(plan, likelihood, rows, n)
     if not compile_kernel(kernel, rows.X.shape[1]).node.products():
         raise ValueError(

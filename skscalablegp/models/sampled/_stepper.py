@@ -357,13 +357,9 @@ class QSGPStepper(SampledStepper):
 
     def refresh(self) -> None:
         """Update the variance of f at the scores' rows and the curvature; O(s m)."""
-        X, w = self._rows[len(self.support) :], self.weights.a[len(self.support) :]
+        w = self.weights.a[len(self.support) :]
         for k in range(3):
-            variance = torch.zeros(len(X), 1, dtype=torch.float64, device=X.device)
-            for part in self.basis.parts(max(1, NUMBERS // (self.basis.per_unit * len(X)))):
-                phi, c = part.evaluate(self._theta, X), self.diagonal(part.index).flatten()
-                variance += (phi.square() @ c.square())[:, None].double()
-            self._sparse_variance = variance
+            self._find_variance()
             # The variance depends on the curvature, so that both are updated until they agree.
             if self.noise.gaussian or k == 2:
                 return
@@ -371,6 +367,15 @@ class QSGPStepper(SampledStepper):
             if abs(curvature - self.curvature) < 0.05 * self.curvature:
                 return
             self.curvature = curvature
+
+    def _find_variance(self) -> None:
+        """The variance of f at the scores' rows that is due to the diagonal of C."""
+        X = self._rows[len(self.support) :]
+        variance = torch.zeros(len(X), 1, dtype=torch.float64, device=X.device)
+        for part in self.basis.parts(max(1, NUMBERS // (self.basis.per_unit * len(X)))):
+            phi, c = part.evaluate(self._theta, X), self.diagonal(part.index).flatten()
+            variance += (phi.square() @ c.square())[:, None].double()
+        self._sparse_variance = variance
 
     def score(self) -> float:
         w = self.weights.a[len(self.support) :]

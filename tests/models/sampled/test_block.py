@@ -4,14 +4,15 @@ import numpy as np
 import pytest
 import torch
 from numpy.testing import assert_allclose
+from scipy.optimize import minimize
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel, WhiteKernel
 
-from skscalablegp import QSGPRegressor
+from skscalablegp import QSGPClassifier, QSGPRegressor
 from skscalablegp.core.data import RowSource, Scaling
 from skscalablegp.kernels import compile_kernel
-from skscalablegp.likelihoods import Gaussian
+from skscalablegp.likelihoods import Bernoulli, Gaussian, Laplace
 from skscalablegp.models.sampled._basis import SeededFourier
-from skscalablegp.models.sampled._block import BlockStepper
+from skscalablegp.models.sampled._block import BlockStepper, batch_variance, block_change
 from skscalablegp.models.sampled._noise import NoiseAtRows
 from skscalablegp.models.sampled._optimizers import SparseSGD
 from skscalablegp.models.sampled._stepper import Beginning, Sampler
@@ -30,8 +31,8 @@ def table(counts=None):
     return RowSource(X, y[:, None], unit, torch.float64, counts=counts)
 
 
-def stepper(size, dense=3, held=(), counts=None, **settings):
-    source, noise = table(counts), NoiseAtRows(Gaussian(), NOISE, 1 / NOISE)
+def stepper(size, dense=3, held=(), counts=None, noise=None, **settings):
+    source, noise = table(counts), noise or NoiseAtRows(Gaussian(), NOISE, 1 / NOISE)
     functions = SeededFourier(KERNEL, 20, 3, 4, torch.float64)
     X, Y = source.rows(slice(None))
     support = SupportRows(KERNEL, KERNEL.theta0, X[:S], Y[:S], X[-10:], Y[-10:])
@@ -134,8 +135,92 @@ def test_estimators_take_block_steps_by_default_and_others_as_written():
     for own in (
         dict(control_variate="squares"),
         dict(covariance="chevron"),
-        dict(likelihood="laplace"),
         dict(kernel=ConstantKernel(1.0) * RBF(1.0) + WhiteKernel(0.003)),
     ):
         sampled = QSGPRegressor(**(dict(kernel=fixed, max_iter=2) | own | few)).fit(X, y)
         assert "component_batch_size" not in sampled.fit_report_.ignored
+
+
+# ---------------------------------------------------------------- other likelihoods
+
+
+def batch(t=1, seed=1):
+    """The Gram matrix of some rows, the mean of f that others give, dual weights, and targets."""
+    rng = np.random.default_rng(seed)
+    X = torch.tensor(rng.standard_normal((15, 2)))
+    gram = KERNEL.cross(KERNEL.theta0, X, X)
+    outside, dual = torch.tensor(rng.standard_normal((2, 15, t)))
+    return gram, outside, 0.3 * dual, torch.tensor(rng.standard_normal((15, t)))
+
+
+@pytest.mark.parametrize("share", [1, 3])
+def test_variances_are_those_given_a_row_and_copies_of_the_others(share):
+    gram, curvature, counts = batch()[0], 4.0, torch.ones(15).double()
+    counts[:4] = 2.0
+    found = batch_variance(gram, curvature, 15 * share, counts)
+    for i in range(15):
+        observed = torch.where(torch.arange(15) == i, counts, share * counts)
+        posterior = gram - gram @ torch.linalg.solve(
+            gram + torch.diag(1 / (curvature * observed)), gram
+        )
+        assert_allclose(found[i, 0], posterior[i, i], rtol=1e-9)
+
+
+@pytest.mark.parametrize(
+    "likelihood, t", [(Laplace(), 1), (Bernoulli(), 1), (Bernoulli(), 3)], ids=["l", "b", "b3"]
+)
+def test_a_batch_ends_at_the_mode_given_the_other_rows(likelihood, t):
+    gram, outside, dual, Y = batch(t)
+    if isinstance(likelihood, Bernoulli):
+        Y = (Y > 0).double()
+    variance = torch.linspace(0.1, 1.0, 15).double()[:, None]
+    noise = NoiseAtRows.of(likelihood, NOISE, Y).at(0.0, torch.linspace(1, 3, 15).double())
+    change, curvature = block_change(noise, Y, outside + gram @ dual, variance, gram, dual)
+    root = torch.linalg.cholesky(gram)
+
+    def loss(white):
+        white = torch.tensor(white.reshape(15, t))
+        value = noise.terms(Y, outside + root @ white, variance).value.sum()
+        return float(0.5 * white.square().sum() - value)
+
+    best = torch.tensor(minimize(loss, np.zeros(15 * t), tol=1e-12).x.reshape(15, t))
+    f = outside + gram @ (dual + change)
+    assert_allclose(f, outside + root @ best, atol=2e-3)
+    terms = noise.terms(Y, f, variance)
+    assert_allclose(curvature, -2 * terms.d_variance.sum() / t / noise.counts.sum(), rtol=1e-12)
+
+
+def test_all_dual_weights_are_slopes_of_the_likelihood():
+    noise = NoiseAtRows(Laplace(), NOISE, 10.0)
+    run = stepper(N, noise=noise)
+    for _ in range(80):
+        run.step()
+    phi, Y = functions_at_rows(run), run.sampler.source.rows(slice(None))[1]
+    variance = batch_variance(phi @ phi.T, run.curvature, N)
+    terms = noise.terms(Y, phi @ mean_weights(run), variance)
+    assert_allclose(run.dual, terms.d_mean, atol=2e-3)
+    assert_allclose(run.curvature, -2 * terms.d_variance.mean(), rtol=1e-2)
+
+
+@pytest.mark.parametrize("classes", [0, 2, pytest.param(3, marks=pytest.mark.slow)])
+def test_block_steps_end_near_full_batches(classes):
+    rng = np.random.default_rng(0)
+    X = rng.standard_normal((400, 2))
+    y = np.sin(2 * X[:, 0]) + 0.3 * rng.standard_normal(400)
+    kernel, kind = ConstantKernel(1.0) * RBF(1.0) + WhiteKernel(0.05), QSGPRegressor
+    settings = dict(n_components=128, optimizer=None, random_state=0)
+    if classes:
+        y, kind = np.digitize(y, [0.0, 0.7][: classes - 1]), QSGPClassifier
+        kernel = ConstantKernel(9.0) * RBF(1.0)
+    else:
+        settings["likelihood"] = "laplace"
+    exact = kind(kernel, inference="exact", **settings).fit(X, y)
+    settings |= dict(batch_size=100, max_iter=100, inference="stochastic")
+    model = kind(kernel, **settings).fit(X, y)
+    assert "block steps" in model.fit_report_.ignored["component_batch_size"]
+
+    def values(model):
+        return model.latent_mean_and_variance(X)[0] if classes else model.predict(X)
+
+    best = values(exact)
+    assert np.linalg.norm(values(model) - best) < 0.05 * np.linalg.norm(best)
