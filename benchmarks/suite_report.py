@@ -214,7 +214,11 @@ def preamble(lines, clock):
     versions = lines[-1]["versions"]
     listed = ", ".join(f"{name} {v}" for name, v in versions.items() if name != "skscalablegp")
     days = " to ".join(dict.fromkeys((days[0], days[-1])))
-    said = f"Measured {days} on a {machines}, one thread, split {splits}"
+    said = f"Measured {days} on a {machines}, one thread, "
+    # Split 0 was measured first.
+    said += (
+        f"split {splits}" if len(splits) == 1 else f"splits {splits} of a table where all have them"
+    )
     said += f", beside other work (mean load {np.mean(loads):.1f})" if loads else ""
     return [said + f"; budgets are {unit(clock)}; {listed}.", ""]
 

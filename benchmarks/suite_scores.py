@@ -19,7 +19,16 @@ SHOWN = {"nll": "NLL", "crps": "CRPS", "log_loss": "log loss", "brier": "Brier s
 def at_budget(lines, classes, seconds):
     """Lines of this budget, and of rivals without any."""
     fits = (seconds, None)
-    return [x for x in lines if x["classes"] == classes and x["max_seconds"] in fits]
+    return alike([x for x in lines if x["classes"] == classes and x["max_seconds"] in fits])
+
+
+def alike(lines):
+    """Without splits of a table that some estimators lack there, if all have another one."""
+    splits = {}
+    for x in lines:
+        splits.setdefault(x["dataset"], {}).setdefault(x["estimator"], set()).add(x["split"])
+    common = {name: set.intersection(*found.values()) for name, found in splits.items()}
+    return [x for x in lines if x["split"] in (common[x["dataset"]] or {x["split"]})]
 
 
 class Scored(NamedTuple):
@@ -74,6 +83,8 @@ def rises(lines, classes, budgets, estimator):
     gaps = {}
     for name in sorted({x["dataset"] for x in mine}):
         at = [[x for x in mine if (x["dataset"], x["max_seconds"]) == (name, s)] for s in ends]
+        both = set.intersection(*({x["split"] for x in some} for some in at))
+        at = [[x for x in some if x["split"] in both] for some in at]
         if ends[0] < ends[1] and all(at):
             before, after = (mean_of(some, first) for some in at)
             gaps[name] = after - before if math.isfinite(after) else after

@@ -184,6 +184,26 @@ def test_ranks_of_made_up_lines(suite, tmp_path, capsys):
     assert failed[3:5] == ["0.00", "+inf"] and failed[-1] == "1"
 
 
+def test_estimators_are_compared_on_splits_that_all_of_them_have(suite, tmp_path, capsys):
+    lines = [
+        *(made_up("pol", CATBOOST, 1.0, split=k) for k in (0, 1)),
+        *(
+            made_up("pol", "AutoGPRegressor", nll, 10.0, split=k)
+            for k, nll in enumerate([2.0, 0.0])
+        ),
+        *(made_up("bike", CATBOOST, 1.0, split=k) for k in (0, 1)),
+        made_up("bike", "AutoGPRegressor", 0.5, 10.0, split=1),
+        # Budgets have one split in common.
+        made_up("pol", "AutoGPRegressor", 2.5, 60.0, split=0),
+    ]
+    out = tmp_path / "suite.jsonl"
+    out.write_text("\n".join(map(json.dumps, lines)), encoding="utf-8")
+    suite.main(["--report", "--each", "--out", str(out)])
+    text = capsys.readouterr().out
+    assert "| bike | **0.500** | 1.000 |" in text and "| pol | **1.000** | **1.000** |" in text
+    assert "Largest rise of the NLL from 10 to 60 s: AutoGPRegressor +0.500 (pol)" in text
+
+
 def test_scores_of_each_table_rises_and_the_picture(suite, tmp_path, capsys):
     lines = [
         made_up("pol", "CatBoostUncertainty", 1.0),

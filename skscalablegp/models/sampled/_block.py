@@ -38,7 +38,7 @@ class BlockStepper(QSGPStepper):
     row's step is zero there. Steps therefore need neither a rate that decays nor a mean over steps.
     The dense columns of C remain at the posterior given the support rows. Likelihoods that are not
     Gaussian also depend on the variance of f at the rows, which `batch_variance` finds: the sum
-    over weights that are independent in q(w) may be several times too large or too small.
+    over weights that are independent in q(w) may be far too large or too small.
 
     A step costs O(b m (d + t) + b^2 m + b^3), independent of n. After Shalev-Shwartz and Zhang
     (2013), Stochastic dual coordinate ascent methods for regularized loss minimization, with random
@@ -207,7 +207,7 @@ def block_change(
     Y, f : Tensor of shape (b, t)
         Targets and means of f.
     variance : Tensor of shape (b, 1)
-        Variances of f, of which a Gaussian likelihood does not depend.
+        Variances of f, which do not matter under a Gaussian likelihood.
     gram : Tensor of shape (b, b)
         Phi_B Phi_B'.
     dual : Tensor of shape (b, t)
