@@ -22,7 +22,7 @@ from ._comparison import Comparison
 from ._division import Rows, divided
 from ._leaderboard import in_words
 from ._members import Candidate, class_candidates
-from ._pool import LEAST_WEIGHT, clearly_smaller, mixture_weights
+from ._pool import LEAST_WEIGHT, TIE, mixture_weights
 from ._posterior_modules import PooledClasses
 
 # Smaller probabilities are raised to this one, so that a single row cannot decide a comparison.
@@ -84,7 +84,8 @@ class AutoGPClassifier(AutoBase, MetaEstimatorMixin, GPClassifierBase):
     The models, called members, are logistic regression, trees and a Gaussian process with inducing
     points. They are fitted one after another, the cheapest first, to all rows but the held-out
     ones. After each fit, weights are computed from the probabilities of the held-out rows; a single
-    member keeps all the weight unless a mixture is clearly better. A temperature, which held-out
+    member keeps all the weight unless the log loss of a mixture is lower by more than 0.001. A
+    temperature, which held-out
     rows determine, makes the probabilities more or less extreme. In the remaining time, the members
     that have weight are fitted again to all rows. Whenever the time ends, the model that predicts
     has been evaluated on held-out rows. See :ref:`default_sizes`.
@@ -304,7 +305,7 @@ class AutoGPClassifier(AutoBase, MetaEstimatorMixin, GPClassifierBase):
                 mixture = np.where(mixture < LEAST_WEIGHT, 0.0, mixture)
                 mixture = mixture / mixture.sum()
                 pooled = np.tensordot(mixture, found, 1)
-                if clearly_smaller(_losses(pooled, rows, common), loss[single]):
+                if loss[single].mean() - _losses(pooled, rows, common).mean() > TIE:
                     return mixture
             return np.eye(len(loss))[single]
 

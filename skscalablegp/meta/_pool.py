@@ -24,7 +24,7 @@ _OWN_STD = 10.0
 LEAST_WEIGHT = 0.02
 # A mixture whose log density per row is higher by less is a tie, which the best single member wins.
 # To ask a standard error of a mixture lost density on parts of the suite's tables for choices.
-_TIE = 1e-3
+TIE = 1e-3
 # Steps of expectation maximisation, and the change of the weights at which it ends.
 _STEPS, _CHANGE = 500, 1e-6
 # With fewer held-out rows that occur once, copies stay on the same side of the split.
@@ -295,7 +295,7 @@ def pool_weights(
     # Both with a fitted factor of their variances.
     scaled = [scaled_mixture(weights, y, means, variances)[:2] for weights in both]
     losses = [negative_log_density(y, *moments).mean() for moments in scaled]
-    return both[int(losses[0] - losses[1] > _TIE)]
+    return both[int(losses[0] - losses[1] > TIE)]
 
 
 def scaled_mixture(

@@ -128,6 +128,44 @@ def test_held_out_probabilities_are_of_unseen_rows():
     assert_allclose(model.estimators_[0].coef_, whole.coef_, rtol=1e-6)
 
 
+class OneColumn(ClassifierMixin, BaseEstimator):
+    """Logistic regression on one column."""
+
+    def __init__(self, column=0):
+        self.column = column
+
+    def fit(self, X, y):
+        self.line_ = LogisticRegression().fit(X[:, [self.column]], y)
+        self.classes_ = self.line_.classes_
+        return self
+
+    def predict_proba(self, X):
+        return self.line_.predict_proba(X[:, [self.column]])
+
+    def predict(self, X):
+        return self.classes_[self.predict_proba(X).argmax(1)]
+
+
+@pytest.mark.parametrize("weight, mixed", [(0.46, True), (0.0, False)])
+def test_a_mixture_of_classes_must_gain_a_thousandth(weight, mixed):
+    """More than that is enough, also where the rows do not show it clearly."""
+    rng = np.random.default_rng(1)
+    X = rng.standard_normal((400, 2))
+    y = (X @ [1.0, weight] + 0.5 * rng.standard_normal(400) > 0).astype(int)
+    members = [("first", OneColumn(0)), ("second", OneColumn(1))]
+
+    def held_out(members):
+        model = AutoGPClassifier(members, random_state=0).fit(X, y)
+        return model, model.held_out_proba_[np.arange(len(y)), y]
+
+    model, both = held_out(members)
+    single = max((held_out([each])[1] for each in members), key=lambda p: np.log(p).mean())
+    gains = np.log(both) - np.log(single)
+    assert len(model.members_) == 1 + mixed
+    assert gains.mean() > 1e-3 if mixed else gains.mean() == 0
+    assert gains.mean() < gains.std() / np.sqrt(len(gains)) or not mixed
+
+
 def test_several_classes_and_labels():
     X, y = table(400, classes=3)
     labels = np.array(["low", "middle", "high"])[y]

@@ -86,16 +86,23 @@ MUTANTS = [
     (
         "a mixture that is no better wins",
         POOL,
-        "return both[int(losses[0] - losses[1] > _TIE)]",
+        "return both[int(losses[0] - losses[1] > TIE)]",
         "return both[1]",
         f"{MEMBERS} -k wins_ties",
     ),
     (
         "a mixture must gain a standard error",
         POOL,
-        "return both[int(losses[0] - losses[1] > _TIE)]",
+        "return both[int(losses[0] - losses[1] > TIE)]",
         "return both[int(losses[0] - losses[1] > 0.05)]",
         f"{MEMBERS} -k gains_little",
+    ),
+    (
+        "a mixture of classes must gain a hundredth",
+        "meta/_auto_classifier.py",
+        "_losses(pooled, rows, common).mean() > TIE:",
+        "_losses(pooled, rows, common).mean() > 0.01:",
+        f"{CLASSES} -k thousandth",
     ),
     (
         "one boosted classifier predicts",
