@@ -105,8 +105,8 @@ MUTANTS = [
     (
         "rows of the first layer depend on the seed",
         FIRST,
-        "random_rows(n, _ROWS, torch.Generator().manual_seed(0))",
-        "random_rows(n, _ROWS, run.generator)",
+        "generator = torch.Generator().manual_seed(0)",
+        "generator = run.generator",
         LAYER,
     ),
     (
