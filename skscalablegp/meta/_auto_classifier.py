@@ -85,10 +85,9 @@ class AutoGPClassifier(AutoBase, MetaEstimatorMixin, GPClassifierBase):
     points. They are fitted one after another, the cheapest first, to all rows but the held-out
     ones. After each fit, weights are computed from the probabilities of the held-out rows; a single
     member keeps all the weight unless the log loss of a mixture is lower by more than 0.001. A
-    temperature, which held-out
-    rows determine, makes the probabilities more or less extreme. In the remaining time, the members
-    that have weight are fitted again to all rows. Whenever the time ends, the model that predicts
-    has been evaluated on held-out rows. See :ref:`default_sizes`.
+    temperature, which held-out rows determine, makes the probabilities more or less extreme. In the
+    remaining time, the members that have weight are fitted again to all rows. Whenever the time
+    ends, the model that predicts has been evaluated on held-out rows. See :ref:`default_sizes`.
 
     Tables may have numbers, categories, booleans, dates and missing values.
 

@@ -170,7 +170,7 @@ def batch_variance(
     curvature : float
         Of minus log p, the inverse variance of one observation.
     n : float
-        Rows of the table, or the sum of their weights.
+        Rows of the table after equal ones were merged.
     counts : Tensor of shape (b,), optional
         How many equal rows each row stands for.
     rounding : float, default=0.0
