@@ -177,8 +177,9 @@ class FitContract(Contract):
     def test_attributes(self, row):
         model, _, _ = shared(row)
         own = vars(model)
-        # A stack has as many kernels as regressors, which keep them.
-        process = own.get("estimators_", [model])[0]
+        # A stack has as many kernels as processes, which keep them.
+        members = own.get("estimators_", [model])
+        process = next((each for each in members if hasattr(each, "kernel_")), members[0])
         check_is_fitted(process, "kernel_")
         values = "log_marginal_likelihood_value_", "lower_bound_"
         assert any(hasattr(process, name) for name in values)
