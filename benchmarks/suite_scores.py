@@ -23,11 +23,17 @@ def at_budget(lines, classes, seconds):
 
 
 def alike(lines):
-    """Without splits of a table that some estimators lack there, if all have another one."""
-    splits = {}
-    for x in lines:
-        splits.setdefault(x["dataset"], {}).setdefault(x["estimator"], set()).add(x["split"])
-    common = {name: set.intersection(*found.values()) for name, found in splits.items()}
+    """Lines of the splits of each table that all estimators have which were run on every table.
+
+    Where these have no split in common, all lines are kept.
+    """
+    cells = by_cell(lines)
+    tables, estimators = (set(found) for found in zip(*cells, strict=True)) if cells else ((), ())
+    whole = [e for e in estimators if all((t, e) in cells for t in tables)] or [*estimators]
+    common = {}
+    for t in tables:
+        found = [{x["split"] for x in cells[t, e]} for e in whole if (t, e) in cells]
+        common[t] = set.intersection(*found) if found else set()
     return [x for x in lines if x["split"] in (common[x["dataset"]] or {x["split"]})]
 
 
