@@ -68,7 +68,7 @@ def copies(n=6000):
 def test_classifiers_learn_from_copies_with_different_labels(model):
     X, p, y = copies()
     found = model.fit(X[:5000], y[:5000]).predict_proba(X[5000:])[:, 1]
-    # Predictions of an equal probability for all rows have an error of 0.19.
+    # A probability of one half for all rows has an error of 0.14.
     assert np.sqrt(np.mean((found - p[5000:]) ** 2)) < 0.07
 
 

@@ -142,10 +142,15 @@ class SparseRows:
 
         counts = None if self.repeats is None else self.repeats.counts.double().cpu().numpy()
         index, drawn = rows_before_merging(len(self), counts, size, draw)
-        X, Y, noise, *_ = self.take(torch.as_tensor(index))
-        if drawn is None:
-            return X, Y, noise
-        return X, Y, noise, Repeats(torch.as_tensor(drawn).to(noise), torch.zeros_like(noise))
+        *some, last = self.take(torch.as_tensor(index))
+        return *some, last if drawn is None else replace(
+            last, counts=torch.as_tensor(drawn).to(last.counts)
+        )
+
+    def share(self, some: tuple[Any, ...]) -> float:
+        """The share of all rows that some are, as `take` gives them."""
+        counted = some[3:]
+        return (float(counted[0].counts.sum()) if counted else len(some[0])) / self.n_rows
 
     def problem(
         self, kernel: TorchKernel, some: tuple[Any, ...], Y: Tensor | None = None
@@ -153,9 +158,7 @@ class SparseRows:
         """The exact regression on some rows, as `take` gives them, by default of their targets."""
         X, own, noise, *repeats = some
         Y, counted = own if Y is None else Y, repeats[0] if repeats else None
-        n = len(X) if counted is None else float(counted.counts.sum())
-        share = n / self.n_rows
-        return GPProblem(kernel, X, Y, noise, repeats=counted, prior_weight=share)
+        return GPProblem(kernel, X, Y, noise, repeats=counted, prior_weight=self.share(some))
 
     def stepper(self, model: SparseModel, *begin: Any) -> SparseStepper:
         """Training on these rows, from the further arguments of the class."""

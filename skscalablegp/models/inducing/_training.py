@@ -79,13 +79,12 @@ def best_noise(
     grid = [(level, level) for level in (math.log(f * unit) for f in _NOISE) if level > least]
     grid += [(math.log(f * unit), math.log(start * unit)) for f, start in _MUCH_NOISE]
     some, trials = BlocksHere(lambda: iter([taken])), []
-    share = rows.problem(model.kernel, taken).prior_weight
     for level, start in [(least, least), *grid]:
         trial = theta.clone()
         trial[-1] = level
         value = collapsed_bound(model.kernel, trial, Z, some).value
         # The prior is weighted as in the steps, where it is added to the bound of all rows.
-        value += share * model.kernel.log_prior(trial.cpu().numpy())[0]
+        value += rows.share(taken) * model.kernel.log_prior(trial.cpu().numpy())[0]
         trials.append((value, max(start, least)))
     theta = theta.clone()
     theta[-1] = max(trials)[1]

@@ -128,18 +128,19 @@ class BlockStepper(QSGPStepper):
             coef[:, units] += self._pulled(phi, change)
 
     def _values(self) -> None:
-        """f at the scores' rows; O(v m)."""
+        """f at the scores' rows, and the diagonal's part of its variance; O(v m)."""
         s, w, X = len(self.support), self.weights, self._rows[len(self.support) :]
         w.a[s:, : self.t] = 0
+        variance = torch.zeros_like(self._sparse_variance)
         for part in self._parts(len(X)):
             phi = part.evaluate(self._theta, X)
             w.a[s:, : self.t] += (phi @ w.coef[:, part.index, : self.t].flatten(0, 1)).double()
+            # The closed form of the diagonal depends on the curvature, which steps change.
+            variance += self._of_diagonal(phi, part.index)
+        self._sparse_variance = variance
 
     def score(self) -> float:
         self._values()
-        if not self.noise.gaussian:
-            # The closed form of the diagonal depends on the curvature of the likelihood.
-            self.refresh()
         return self._score(self.weights)
 
     def snapshot(self) -> tuple:

@@ -373,9 +373,12 @@ class QSGPStepper(SampledStepper):
         X = self._rows[len(self.support) :]
         variance = torch.zeros(len(X), 1, dtype=torch.float64, device=X.device)
         for part in self.basis.parts(max(1, NUMBERS // (self.basis.per_unit * len(X)))):
-            phi, c = part.evaluate(self._theta, X), self.diagonal(part.index).flatten()
-            variance += (phi.square() @ c.square())[:, None].double()
+            variance += self._of_diagonal(part.evaluate(self._theta, X), part.index)
         self._sparse_variance = variance
+
+    def _of_diagonal(self, phi: Tensor, index: Tensor) -> Tensor:
+        """The part of the variance at some rows that is due to the diagonal of C at some units."""
+        return (phi.square() @ self.diagonal(index).flatten().square())[:, None].double()
 
     def score(self) -> float:
         w = self.weights.a[len(self.support) :]
