@@ -7,7 +7,7 @@
     python benchmarks/suite.py --tables drawn-sparse32 --estimators AutoGPRegressor --busy 3
     python benchmarks/suite.py --report --figure ranks.png        # Markdown, and a picture
     python benchmarks/suite.py --part kept --clock cpu            # once, at the end
-    python benchmarks/suite.py --part kept --clock cpu --splits 0 --doc doc
+    python benchmarks/suite.py --part kept --clock cpu --doc doc
 
 Protocol. `suite_tables.PART` assigns every table, before anything was measured on it. Defaults,
 members, rules and thresholds may be chosen by tables of the part "choice" only. Of the six larger

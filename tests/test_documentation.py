@@ -222,7 +222,7 @@ def test_scores_of_the_readme_are_those_that_were_measured():
 
 REPORTS = {
     "compare_report.py": ("--out",),
-    "suite.py": ("--part", "kept", "--clock", "cpu", "--splits", "0", "--doc"),
+    "suite.py": ("--part", "kept", "--clock", "cpu", "--doc"),
 }
 
 
