@@ -229,6 +229,9 @@ class SharedSource:
     def shuffled(self, batch_size: int, generator: Generator) -> Iterator[Tensor]:
         return shuffled(len(self), batch_size, generator)
 
+    # Equal rows at several ranks are not merged.
+    batches = shuffled
+
     def _numbers(self, index: np.ndarray | Tensor | slice) -> np.ndarray | Tensor:
         return np.arange(len(self))[index] if isinstance(index, slice) else index
 

@@ -3,8 +3,16 @@
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
-from skscalablegp.core.data import RandomOrder, RowSource, Scaling, _subsets, random_rows
+from skscalablegp.core.data import (
+    RandomOrder,
+    RowSource,
+    Scaling,
+    _subsets,
+    counted_batches,
+    random_rows,
+)
 from skscalablegp.core.data._rows import shuffled
 
 
@@ -69,6 +77,46 @@ def test_batches_cover_an_epoch(monkeypatch, listed):
     again = shuffled(100, 30, seeded(1))
     vars(again).update({name: vars(first)[name] for name in first.moving})
     assert torch.equal(next(first), next(again))
+
+
+COUNTS = torch.tensor([1.0, 2, 3, 40, 5, 6, 7, 0.5, 100, 1, 4, 4])
+
+
+@pytest.mark.parametrize("size", [1, 3, 7, 11, 12, 20])
+def test_weights_of_batches_add_up_to_the_counts(size):
+    batches, mean = counted_batches(COUNTS, size, seeded()), torch.zeros(len(COUNTS)).double()
+    for _ in range(5000):
+        rows, weights = next(batches)
+        assert len(rows.unique()) == len(rows) == min(size, len(COUNTS))
+        torch.testing.assert_close(weights.sum(), COUNTS.double().sum())
+        mean[rows] += weights / 5000
+    # A row of probability q is in a share of the batches whose deviation is below that of
+    # independent ones, sqrt(q / 5000).
+    least = weights.min()
+    error = 5 * (COUNTS.double() * least / 5000).sqrt()
+    assert ((mean - COUNTS).abs() <= error).all()
+
+
+def test_rows_with_most_of_the_weight_are_in_every_batch():
+    batches = counted_batches(COUNTS, 7, seeded())
+    for _ in range(20):
+        found = dict(zip(*map(Tensor.tolist, next(batches)), strict=True))
+        assert found[8] == 100 and found[3] == 40
+
+
+def test_equal_counts_give_the_batches_of_an_epoch():
+    batches = counted_batches(torch.full((100,), 3.0), 10, seeded())
+    epochs = [[next(batches) for _ in range(10)] for _ in range(2)]
+    for epoch in epochs:
+        assert torch.equal(torch.cat([rows for rows, _ in epoch]).sort().values, torch.arange(100))
+        assert all((weights == 30).all() for _, weights in epoch)
+    assert not torch.equal(epochs[0][0][0], epochs[1][0][0])
+    # From the record of a checkpoint.
+    first, again = (counted_batches(COUNTS, 5, seeded(seed)) for seed in (0, 1))
+    next(first)
+    vars(again).update({name: vars(first)[name] for name in first.moving})
+    for one, other in zip(next(first), next(again), strict=True):
+        assert torch.equal(one, other)
 
 
 def test_resident_rows_are_those_of_the_table():

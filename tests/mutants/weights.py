@@ -10,6 +10,7 @@ GRID = "models/grid/"
 DEEP = "models/deep/"
 SAMPLED = "models/sampled/"
 
+ORDERS = "tests/core/test_orders.py"
 BEFORE = "tests/core/test_rows_before_merging.py"
 
 MUTANTS = [
@@ -19,6 +20,70 @@ MUTANTS = [
         "return index, drawn * (weight / total)",
         "return index, counts[index]",
         f"{BEFORE} -k as_often_as",
+        True,
+    ),
+    (
+        "batches have merged rows equally often",
+        "core/data/_rows.py",
+        "places = torch.searchsorted(self._ends, points * self._step, right=True)",
+        "places = (points * (len(self._order) / self._n_drawn)).long()",
+        f"{ORDERS} -k add_up",
+        True,
+    ),
+    (
+        "the weight of a drawn row is its count",
+        "core/data/_rows.py",
+        "torch.full_like(points, self._step)",
+        "self._counts[rows]",
+        f"{ORDERS} -k add_up",
+        True,
+    ),
+    (
+        "all epochs have batches at the same points",
+        "core/data/_rows.py",
+        "((turns + within) / n_batches)",
+        "((turns + 0.5) / n_batches)",
+        f"{ORDERS} -k add_up",
+        True,
+    ),
+    (
+        "steps take counts of the table for weights of a batch",
+        "models/inducing/_stepper.py",
+        "return batch[0], batch[1].to(self.noise)",
+        "return batch[0], self.repeats.counts[batch[0]] * (len(self) / len(batch[0]))",
+        f"{BEFORE} -k steps_of",
+        True,
+    ),
+    (
+        "deep kernels forget the weights of a batch",
+        "models/deep/_stepper.py",
+        "(weights / mean)",
+        "(source.weights(index) / float(source.counts.mean()))",
+        f"{BEFORE} -k steps_of",
+        True,
+    ),
+    (
+        "held-out rows leave copies of their inputs among training rows",
+        "models/deep/_source.py",
+        "order, groups = with_equal_inputs(order, source.X, source.counts)",
+        "order, groups = with_equal_inputs(order, source.X, None)",
+        f"{BEFORE} -k share_no",
+        True,
+    ),
+    (
+        "folds of relevance vectors, too",
+        "models/sampled/_folds.py",
+        "with_equal_inputs(run.random_state.permutation(n), source.X, source.counts)",
+        "with_equal_inputs(run.random_state.permutation(n), source.X, None)",
+        f"{BEFORE} -k share_no",
+        True,
+    ),
+    (
+        "and those of sampled models",
+        "models/sampled/_fit.py",
+        "with_equal_inputs(order, self.source.X, self.source.counts)",
+        "with_equal_inputs(order, self.source.X, None)",
+        f"{BEFORE} -k share_no",
         True,
     ),
     (

@@ -1,6 +1,13 @@
 """Tables and sources of rows, with their scaling."""
 
-from ._merging import Merged, merged, row_hashes, rows_before_merging
+from ._merging import (
+    Merged,
+    merged,
+    row_hashes,
+    rows_before_merging,
+    whole_groups,
+    with_equal_inputs,
+)
 from ._row_work import RowWork, SharedWork
 from ._rows import (
     BLOCK_ROWS,
@@ -11,6 +18,7 @@ from ._rows import (
     column_limits,
     column_moments,
     column_spread,
+    counted_batches,
     far_rows,
     limit_rows,
     limited,

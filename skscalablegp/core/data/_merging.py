@@ -134,6 +134,43 @@ def rows_before_merging(
     return index, drawn * (weight / total)
 
 
+def with_equal_inputs(
+    order: np.ndarray, X: np.ndarray, counts: np.ndarray | None
+) -> tuple[np.ndarray, np.ndarray]:
+    """An order of merged rows in which those with equal inputs follow one another.
+
+    If they have different targets, as those of a few categories have, a part of them is no random
+    part of the rows with these inputs: without the copies that have one of two labels, a fit would
+    learn that all have the other one.
+
+    Parameters
+    ----------
+    order : ndarray of shape (n,)
+    X : ndarray of shape (n, d)
+    counts : ndarray of shape (n,) or None
+        Without merged rows the order stays.
+
+    Returns
+    -------
+    order : ndarray of shape (n,)
+    groups : ndarray of shape (n,)
+        Rising numbers along the order, equal for rows with equal inputs.
+    """
+    n = len(order)
+    if counts is None:
+        return order, np.arange(n)
+    of = np.unique(row_hashes(X.T), return_inverse=True)[1].ravel()[order]
+    first = np.full(n, n)
+    np.minimum.at(first, of, np.arange(n))
+    along = np.argsort(first[of], kind="stable")
+    return order[along], np.cumsum(np.diff(of[along], prepend=-1) != 0) - 1
+
+
+def whole_groups(groups: np.ndarray, count: int) -> int:
+    """The end of the group of `with_equal_inputs` that has the last of the first `count` rows."""
+    return int(np.searchsorted(groups, groups[count - 1], side="right")) if count else 0
+
+
 def _without_zeros(kept: np.ndarray, y: np.ndarray, n: int) -> Merged:
     return Merged(kept, y[kept], None, None, _numbered(kept, n))
 

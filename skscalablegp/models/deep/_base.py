@@ -95,9 +95,9 @@ class DeepKernelRegressorBase(MinibatchGPRegressorBase):
 
     def _batches(
         self, source: RowSource | SharedSource, size: int, generator: torch.Generator
-    ) -> Callable[[], Iterator[torch.Tensor]]:
-        """A function that makes iterators over row numbers."""
-        return lambda: source.shuffled(size, generator)
+    ) -> Callable[[], Iterator[Any]]:
+        """A function that makes iterators over batches."""
+        return lambda: source.batches(size, generator)
 
     # ------------------------------------------------------------------ fit
 

@@ -20,7 +20,7 @@ from ...core import (
     rows_to_check,
     warn_if_rough,
 )
-from ...core.data import RowSource, rows_before_merging
+from ...core.data import RowSource, rows_before_merging, whole_groups, with_equal_inputs
 from ...kernels import compile_kernel
 from ...linalg.gradients import GPProblem, Repeats
 from ._plan import DeepPlan
@@ -83,6 +83,10 @@ def split_rows(
             "early_stopping=False."
         )
     order = run.random_state.permutation(len(source))
+    order, groups = with_equal_inputs(order, source.X, source.counts)
+    # All copies of one input can only be divided.
+    whole = whole_groups(groups, count)
+    count = whole if whole < len(source) else count
     train, held_out = (
         resident(source.subset(np.sort(part))) for part in (order[count:], order[:count])
     )

@@ -190,9 +190,9 @@ class WeightSpaceStepper(Stepper):
 
     def _next_batch(self) -> tuple[FeatureBatch, Tensor | float]:
         """A batch, and what the factors of rows with known noise add to its log likelihood."""
-        source, index, others = self.rows.source, next(self._batches), None
+        (index, root), others, other_root = self._weighted(next(self._batches)), None, None
         if self.rule.needs_independent_batch:
-            others = next(self._others)
+            others, other_root = self._weighted(next(self._others))
         phi, Y, known, other, other_known = drawn_rows(self._work, self.tensors, index, others)
         log_noise, log_scales = self.log_noise, 0.0
         if self.features.white.tied:
@@ -201,28 +201,34 @@ class WeightSpaceStepper(Stepper):
             s2 = torch.exp(log_noise)
             scale = row_scale(s2, known)
             phi, Y = phi * scale[:, None], Y * scale[:, None]
-            share = 1.0 if source.counts is None else self._root(index).square()
+            share = 1.0 if root is None else root.square()
             log_scales = 2 * Y.shape[1] * (share * scale.log()).mean()
             if other is not None:
                 other = other * row_scale(s2.detach(), other_known)[:, None]
-        if source.counts is not None:
-            root = self._root(index)[:, None]
-            phi, Y = phi * root, Y * root
+        if root is not None:
+            phi, Y = phi * root[:, None], Y * root[:, None]
             if other is not None:
-                other = other * self._root(others)[:, None]
+                other = other * other_root[:, None]
         return FeatureBatch(phi, Y, self.weights, log_noise, self.rows.n, other), log_scales
 
     @cached_property
     def _work(self) -> RowWork:
         return self.rows.source.held(DeepRows, self.features)
 
-    def _root(self, index: Tensor) -> Tensor:
-        """Square roots of counts relative to their mean, by which rows of a batch are multiplied.
+    def _weighted(self, batch: Any) -> tuple[Tensor, Tensor | None]:
+        """The rows of a batch, and the square roots of weights by which they are multiplied.
 
-        Sums over a batch then stand for the same multiple of the table as without counts.
+        Weights are relative to their mean, so that sums over a batch stand for the same multiple of
+        the table as without counts.
         """
         source = self.rows.source
-        return (source.weights(index) / float(source.counts.mean())).sqrt()
+        if isinstance(batch, tuple):
+            index, weights = batch
+            mean = source.n_rows / len(index)
+            return index, (weights / mean).to(source.device, source.dtype).sqrt()
+        if source.counts is None:
+            return batch, None
+        return batch, (source.weights(batch) / float(source.counts.mean())).sqrt()
 
     def _project(self) -> None:
         """Move the noise and the kernel's hyperparameters back into their bounds."""

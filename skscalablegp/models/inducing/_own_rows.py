@@ -81,8 +81,8 @@ class SharedRows(SparseRows):
     def far(self) -> np.ndarray:
         return self.shared.far()
 
-    def shuffled(self, batch_size: int, generator: Generator) -> Iterator[Tensor]:
-        return self.shared.shuffled(batch_size, generator)
+    def batches(self, size: int, generator: Generator) -> Iterator[Tensor]:
+        return self.shared.shuffled(size, generator)
 
     def total(
         self, work: Callable[..., tuple[Tensor, ...]], *args: Any, tensors: Sequence[Tensor] = ()

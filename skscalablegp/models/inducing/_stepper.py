@@ -12,7 +12,14 @@ import torch
 from torch import Generator, Tensor
 
 from ..._validation import check_duplicates
-from ...core.data import RowSource, Scaling, far_rows, random_rows, rows_before_merging
+from ...core.data import (
+    RowSource,
+    Scaling,
+    counted_batches,
+    far_rows,
+    random_rows,
+    rows_before_merging,
+)
 from ...core.likelihoods import Likelihood
 from ...core.training import Stepper, TensorAdam
 from ...features import Network
@@ -149,8 +156,12 @@ class SparseRows:
 
     def share(self, some: tuple[Any, ...]) -> float:
         """The share of all rows that some are, as `take` gives them."""
+        return self.n_counted(some) / self.n_rows
+
+    def n_counted(self, some: tuple[Any, ...]) -> float:
+        """The number of rows before merging that some stand for."""
         counted = some[3:]
-        return (float(counted[0].counts.sum()) if counted else len(some[0])) / self.n_rows
+        return float(counted[0].counts.sum()) if counted else len(some[0])
 
     def problem(
         self, kernel: TorchKernel, some: tuple[Any, ...], Y: Tensor | None = None
@@ -180,9 +191,17 @@ class SparseRows:
         """Numbers of the rows with an entry far from those of other rows."""
         return far_rows(self.source.X)
 
-    def shuffled(self, batch_size: int, generator: Generator) -> Iterator[Tensor]:
-        """Numbers of the rows of batches, without end."""
-        return self.source.shuffled(batch_size, generator)
+    def batches(self, size: int, generator: Generator) -> Iterator[Any]:
+        """Batches without end, for `weighted`."""
+        if self.repeats is None:
+            return self.source.shuffled(size, generator)
+        return counted_batches(self.repeats.counts, size, generator)
+
+    def weighted(self, batch: Any) -> tuple[Tensor, float | Tensor]:
+        """Numbers of the rows of a batch, and for how many rows of the table each stands."""
+        if isinstance(batch, tuple):
+            return batch[0], batch[1].to(self.noise)
+        return batch, len(self) / len(batch)
 
     def total(
         self, work: Callable[..., tuple[Tensor, ...]], *args: Any, tensors: Sequence[Tensor] = ()
@@ -254,8 +273,8 @@ class SparseStepper(Stepper):
             )
         )
         self._adam = self._optimizer()
-        self._batches = rows.shuffled(settings.batch_size, generator)
-        self._scored = rows.take(random_rows(len(rows), _SCORE_ROWS, generator))
+        self._batches = rows.batches(settings.batch_size, generator)
+        self._scored = rows.random_part(_SCORE_ROWS, generator)
 
     def _optimizer(self) -> TensorAdam | None:
         rate, groups = self.settings.learning_rate, []
@@ -283,7 +302,7 @@ class SparseStepper(Stepper):
     def _evaluate(
         self,
         batch,
-        weight: float,
+        weight: float | Tensor,
         eval_gradient: bool,
         white: Whitening | None = None,
         value_only: bool = False,
@@ -311,28 +330,30 @@ class SparseStepper(Stepper):
 
     def step(self) -> None:
         try:
-            self._step(next(self._batches))
+            self._step(*self.rows.weighted(next(self._batches)))
         except torch.linalg.LinAlgError:
             # A score of NaN makes the driver return to the best state.
             with torch.no_grad():
                 self._points.fill_(math.nan)
 
-    def _step(self, batch: Tensor) -> None:
-        n, b = len(self.rows), len(batch)
-        trains = self._adam is not None
-        if trains and b >= n and self.belief.closed:
+    def _step(self, batch: Tensor, weight: float | Tensor) -> None:
+        n, trains = len(self.rows), self._adam is not None
+        if trains and len(batch) >= n and self.belief.closed:
             # With the optimal belief for these hyperparameters, the gradient is that of the
             # collapsed bound. With the last step's belief, they would hardly move.
-            self.belief.step(self._batch_sums(batch, 1.0, False), n, self.n_steps)
-        self.belief.step(self._batch_sums(batch, n / b, trains), n, self.n_steps)
+            self.belief.step(self._batch_sums(batch, weight, False), n, self.n_steps)
+        self.belief.step(self._batch_sums(batch, weight, trains), n, self.n_steps)
         self.n_steps += 1
         if trains:
             self._move_hyperparameters(n)
 
-    def _batch_sums(self, batch: Tensor, weight: float, eval_gradient: bool) -> RowStatistics:
+    def _batch_sums(
+        self, batch: Tensor, weight: float | Tensor, eval_gradient: bool
+    ) -> RowStatistics:
         """The statistics of some rows; the gradient per row, if asked for, becomes the leaves'."""
+        X, Y, extra, *_ = self.rows.take(batch)
         with torch.set_grad_enabled(eval_gradient):
-            K, bound = self._evaluate(self.rows.take(batch), weight, eval_gradient)
+            K, bound = self._evaluate((X, Y, extra), weight, eval_gradient)
         if eval_gradient:
             self._adam.zero_grad()
             n = len(self.rows)
@@ -406,7 +427,7 @@ class SparseStepper(Stepper):
         n = len(self.rows)
         try:
             with torch.no_grad():
-                weight = n / len(self._scored[0])
+                weight = self.rows.n_rows / self.rows.n_counted(self._scored)
                 bound = self._evaluate(self._scored, weight, False, value_only=True)[1]
         except torch.linalg.LinAlgError:
             return math.inf

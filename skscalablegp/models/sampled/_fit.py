@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ...core import FitRun, SharedSource
-from ...core.data import RowSource
+from ...core.data import RowSource, whole_groups, with_equal_inputs
 from ...core.training import StepsResult, train_steps
 from ...kernels import TorchKernel
 from ._basis import BasisPart, SampledBasis
@@ -119,8 +119,10 @@ class Fit:
     def split(self) -> tuple[np.ndarray, np.ndarray]:
         """Numbers of the support rows and of the scores' rows, disjoint if rows suffice."""
         s, order = self.steps.control_variate_rank.value, self.run.random_state.permutation(self.n)
-        check = order[s:] if s < self.n else order
-        return np.sort(order[:s]), np.sort(check[: max(50, s // 2)])
+        order, groups = with_equal_inputs(order, self.source.X, self.source.counts)
+        first = s if s < self.n else 0
+        end = whole_groups(groups, min(first + max(50, s // 2), self.n))
+        return np.sort(order[:s]), np.sort(order[first:end])
 
     def support(self, compiled: TorchKernel) -> SupportRows:
         """The support rows, those of the past model if there is one, and rows for the scores."""

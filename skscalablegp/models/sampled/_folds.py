@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ...core import FitRun, SharedSource
-from ...core.data import RowSource
+from ...core.data import RowSource, whole_groups, with_equal_inputs
 from ...core.likelihoods import Gaussian
 from ._exact import exact_process
 from ._posterior import fitted_scale
@@ -55,7 +55,9 @@ def compared(
     n, predictions = len(source), []
     if n < _FEWEST:
         return None
-    folds = np.array_split(run.random_state.permutation(n), 5)
+    order, groups = with_equal_inputs(run.random_state.permutation(n), source.X, source.counts)
+    ends = np.cumsum([len(fold) for fold in np.array_split(order, 5)]).tolist()
+    folds = np.split(order, sorted({whole_groups(groups, end) for end in ends} - {n}))
     for fold in folds[: 5 if n < _FIVE else 2 if n < _TWO else 1]:
         held = np.sort(fold[:_MOST_HELD])
         rest, functions = np.setdiff1d(np.arange(n), held), dictionary.without(held)
