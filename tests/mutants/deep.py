@@ -46,8 +46,8 @@ MUTANTS = [
     (
         "one batch for both parts, in the step",
         STEPPER,
-        "others = next(self._others)",
-        "others = index",
+        "others, other_root = self._weighted(next(self._others))",
+        "others, other_root = index, root",
         STEPS,
         True,
     ),

@@ -380,7 +380,7 @@ MUTANTS = [
     (
         "batches of deep kernels count merged rows once",
         DEEP + "_stepper.py",
-        "phi, Y = phi * root, Y * root",
+        "phi, Y = phi * root[:, None], Y * root[:, None]",
         "pass",
         f"{ORACLES} -k deep",
         True,
@@ -388,14 +388,14 @@ MUTANTS = [
     (
         "independent batches count merged rows once",
         DEEP + "_stepper.py",
-        "other = other * self._root(others)[:, None]",
+        "other = other * other_root[:, None]",
         "pass",
         f"{ORACLES} -k deep",
     ),
     (
         "factors of known noise count once in a batch",
         DEEP + "_stepper.py",
-        "share = 1.0 if source.counts is None else self._root(index).square()",
+        "share = 1.0 if root is None else root.square()",
         "share = 1.0",
         f"{ORACLES} -k deep",
     ),
