@@ -8,6 +8,7 @@ down to k(Z, X), k(Z, Z) and the diagonal. Autograd differentiates only the kern
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from jaxtyping import Float, Float64
@@ -89,7 +90,11 @@ class NaturalBelief:
         return cls(P, torch.einsum("qij,jq->iq", P, belief.mean))
 
     def whitened(self) -> WhitenedBelief:
-        """Mean and covariance; O(s m^3)."""
+        """Mean and covariance; O(s m^3) when they are asked for the first time."""
+        return self._whitened
+
+    @cached_property
+    def _whitened(self) -> WhitenedBelief:
         factors = [cholesky_with_jitter(P)[0] for P in self.precision]
         S = torch.stack([torch.cholesky_inverse(L) for L in factors])
         log_det = torch.stack([-2 * L.diagonal().log().sum() for L in factors])
