@@ -21,6 +21,7 @@ from skscalablegp.core.data import (
     with_equal_inputs,
 )
 from skscalablegp.models.deep._batch import MinibatchGradient
+from skscalablegp.models.inducing import _classifier
 from skscalablegp.models.sampled._stepper import Sampler
 
 
@@ -159,6 +160,25 @@ def test_held_out_rows_of_sampled_models_share_no_input_with_batches(monkeypatch
     batches = np.unique(np.concatenate([batch for held, _, batch in seen if len(held)]))
     # One input may be divided between support and held-out rows.
     assert len(inputs(X[held_out]) & inputs(X[batches])) <= 1
+
+
+def test_probabilities_are_calibrated_on_rows_before_merging(monkeypatch):
+    monkeypatch.setattr(_classifier, "_POWER_ROWS", 50)
+    settings = dict(optimizer=None, n_inducing=20, max_iter=40, random_state=0)
+    logs = []
+    for seed in range(8):
+        rng = np.random.default_rng(seed)
+        x = rng.uniform(-2, 2, 300)
+        p, heavy = 1 / (1 + np.exp(-2 * x)), np.arange(300) < 10
+        # A thousand rows at each of ten inputs, and one at each other input.
+        y = np.concatenate([np.where(heavy, 1, rng.random(300) < p), np.zeros(10)]).astype(int)
+        counts = np.where(heavy, np.round(1000 * p), 1)
+        counts = np.concatenate([counts, np.round(1000 * (1 - p[heavy]))])
+        model = SVGPClassifier(ConstantKernel(4.0) * RBF(1.0), **settings)
+        model.fit(np.concatenate([x, x[heavy]])[:, None], y, sample_weight=counts)
+        logs.append(np.log(model.probability_power_))
+    # Random merged rows lack one label of most of the ten inputs, and give 0.9.
+    assert np.sqrt(np.mean(np.square(logs))) < 0.4
 
 
 # ------------------------------------------------------------------ steps

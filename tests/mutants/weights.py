@@ -87,6 +87,15 @@ MUTANTS = [
         True,
     ),
     (
+        "probabilities are calibrated on random merged rows",
+        "models/inducing/_classifier.py",
+        "chosen, drawn = rows.drawn(_POWER_ROWS, generator)",
+        "chosen = torch.randperm(len(rows), generator=generator)[:_POWER_ROWS].sort().values.numpy()"
+        "; drawn = None if rows.repeats is None else rows.repeats.counts.cpu().double()[chosen]",
+        f"{BEFORE} -k probabilities",
+        True,
+    ),
+    (
         "exact starts from random merged rows",
         "models/inducing/_base.py",
         "rows = training.rows.random_part(size, run.generator)",

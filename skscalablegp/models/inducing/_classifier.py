@@ -317,8 +317,8 @@ class SVGPClassifier(SparseMixin, GPClassifierBase):
     def _calibrated(self, model: SparseModel, rows: SparseRows, fit: SparseFit) -> float:
         """The power of the probabilities with the best leave-one-out log loss."""
         generator = torch.Generator().manual_seed(0)
-        chosen = torch.randperm(len(rows), generator=generator)[:_POWER_ROWS].sort().values.numpy()
-        counts = None if rows.repeats is None else rows.repeats.counts.cpu().double()[chosen]
+        chosen, drawn = rows.drawn(_POWER_ROWS, generator)
+        counts = None if drawn is None else torch.as_tensor(drawn)
         some = SparseRows(rows.source.subset(chosen), rows.noise[torch.as_tensor(chosen)])
         mean, variance = left_out(model, some, fit, generator)
         mean, variance = mean.cpu(), variance.cpu()

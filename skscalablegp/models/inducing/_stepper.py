@@ -141,14 +141,18 @@ class SparseRows:
         """The number of rows before equal ones were merged."""
         return len(self) if self.repeats is None else float(self.repeats.counts.sum())
 
-    def random_part(self, size: int, generator: Generator) -> tuple[Any, ...]:
-        """As `take`, for `size` random rows of the table before equal rows were merged."""
+    def drawn(self, size: int, generator: Generator) -> tuple[np.ndarray, np.ndarray | None]:
+        """Random rows of the table before equal rows were merged, as `rows_before_merging`."""
 
         def draw(n: int, size: int) -> np.ndarray:
             return random_rows(n, size, generator).cpu().numpy()
 
         counts = None if self.repeats is None else self.repeats.counts.double().cpu().numpy()
-        index, drawn = rows_before_merging(len(self), counts, size, draw)
+        return rows_before_merging(len(self), counts, size, draw)
+
+    def random_part(self, size: int, generator: Generator) -> tuple[Any, ...]:
+        """As `take`, for rows that are `drawn`."""
+        index, drawn = self.drawn(size, generator)
         *some, last = self.take(torch.as_tensor(index))
         return *some, last if drawn is None else replace(
             last, counts=torch.as_tensor(drawn).to(last.counts)
