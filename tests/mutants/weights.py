@@ -90,8 +90,9 @@ MUTANTS = [
         "probabilities are calibrated on random merged rows",
         "models/inducing/_classifier.py",
         "chosen, drawn = rows.drawn(_POWER_ROWS, generator)",
-        "chosen = torch.randperm(len(rows), generator=generator)[:_POWER_ROWS].sort().values.numpy()"
-        "; drawn = None if rows.repeats is None else rows.repeats.counts.cpu().double()[chosen]",
+        "chosen = torch.randperm(len(rows), generator=generator)[:_POWER_ROWS].sort().values"
+        ".numpy();"
+        " drawn = None if rows.repeats is None else rows.repeats.counts.cpu().double()[chosen]",
         f"{BEFORE} -k probabilities",
         True,
     ),
