@@ -17,6 +17,14 @@ BLOCK_TESTS = "tests/models/sampled/test_block.py -k "
 
 MUTANTS = [
     (
+        "a few rows are no points",
+        "models/sampled/_plan.py",
+        "most = n if most > _MOST_POINTS * n else most",
+        "pass",
+        "tests/models/sampled/test_sampled_plan.py -k functions_and",
+        True,
+    ),
+    (
         "sums of equal numbers have a scale",
         "core/data/_rows.py",
         "mean = np.where((part == part[:1]).all(0), part[0], part.mean(0))",

@@ -21,6 +21,10 @@ _MANY_ROWS = 20_000
 # Up to this number of rows the default basis is kernel functions at pivots, whose choice may take
 # this many multiplications. Fits by many Newton steps have lower limits.
 _PIVOT_ROWS, _PIVOT_WORK = 12_000, 2.5e10
+# If the work allows more than this share of the rows as points, all rows are points. Where a few
+# rows are none, the functions of points near them fit what these rows have of their own, and
+# leave-one-out predictions of such points, which keep their functions, are far from the targets.
+_MOST_POINTS = 0.75
 _NEWTON_ROWS, _NEWTON_PIVOTS = 2_000, 1024
 # Newton steps of full batches under a likelihood that is not Gaussian.
 _NEWTON_STEPS = 100
@@ -251,6 +255,7 @@ def pivot_limit(params: Any, likelihood: Likelihood, n: int) -> int:
     if not (auto and params.inference != "stochastic" and n <= rows):
         return 0
     most = min(n, int((_PIVOT_WORK / max(n, 1)) ** 0.5))
+    most = n if most > _MOST_POINTS * n else most
     return most if likelihood.conjugate else min(most, _NEWTON_PIVOTS)
 
 

@@ -1,11 +1,15 @@
 """Leave-one-out predictions of kernel functions at some of the rows."""
 
+import warnings
+
 import numpy as np
+import pytest
 import torch
 from numpy.testing import assert_allclose
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel, WhiteKernel
 
 from skscalablegp import QSGPRegressor
+from skscalablegp.core import fitted_process
 from skscalablegp.models.sampled._process import ProcessPosterior
 
 
@@ -34,3 +38,19 @@ def test_rows_left_out_are_those_of_dense_algebra():
         assert_allclose(mean[k, 0], Phi[i] @ covariance @ (weighted.T @ y[others]), rtol=1e-7)
         own = posterior.scale * (left[i] + Phi[i] @ covariance @ Phi[i]) + noise[i]
         assert_allclose(variance[k], own, rtol=1e-7)
+
+
+@pytest.mark.slow
+def test_errors_of_left_out_rows_are_those_of_new_rows_where_most_rows_are_points():
+    rng = np.random.default_rng(0)
+    X = rng.uniform(-2, 2, (4000, 6))
+    # Too rough for 3,000 rows, so that every row has something of its own.
+    waves = rng.normal(size=(400, 6)) * 3, rng.uniform(0, 2 * np.pi, 400)
+    y = np.cos(X @ waves[0].T + waves[1]).sum(1) / 200**0.5 + 0.05 * rng.normal(size=4000)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model = QSGPRegressor(random_state=0).fit(X[:3000], y[:3000])
+    new = np.sqrt(np.mean((model.predict(X[3000:]) - y[3000:]) ** 2))
+    left = fitted_process(model).left_out(X[:3000], y[:3000], None, np.arange(3000))
+    own = np.sqrt(np.mean((left.mean - y[:3000]) ** 2))
+    assert 0.9 < own / new < 1.1

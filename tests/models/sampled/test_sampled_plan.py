@@ -14,6 +14,8 @@ ROWS = {"basis": "rows"}
     ("settings", "n", "points", "basis", "inference", "m"),
     [
         ({}, 500, None, "rows", "exact", 500),
+        ({}, 3_400, None, "rows", "exact", 3_400),
+        ({}, 3_600, None, "rows", "exact", 2635),
         ({}, 12_000, None, "rows", "exact", 1443),
         ({}, 12_001, None, "fourier", "stochastic", 100_000),
         ({"n_components": 64}, 500, None, "fourier", "exact", 64),
