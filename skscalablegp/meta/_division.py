@@ -20,8 +20,9 @@ from sklearn.model_selection import (
 from sklearn.pipeline import Pipeline
 
 from ..core import SMALL_TABLE, FitRun
+from ..core.data import numbered
 from ._below import few_threads
-from ._pool import FEWEST_UNIQUE, numbered, occur_once
+from ._pool import FEWEST_UNIQUE, occur_once
 from ._target_codes import TargetCodes, slopes_that_differ
 from ._trials import MARGIN
 

@@ -11,7 +11,6 @@ from scipy.optimize import minimize, minimize_scalar, nnls
 from scipy.special import softmax
 
 from .._predicted import normal_crps
-from ..core.data import row_hashes
 from ..core.posteriors import normal_log_density
 from ._below import mean_square
 from ._noise import NoiseModel
@@ -113,14 +112,6 @@ class Validated:
         variance[seen] = plain[seen] * factor**2
         variance[at] = plain[at] * np.exp(logs)
         return replace(self, scaled=replace(self.scaled, noise=noise), variance=variance)
-
-
-def numbered(X: Float[np.ndarray, "n d"]) -> Int[np.ndarray, " n"]:
-    """The number of each distinct row of X, from 0: equal rows have equal numbers.
-
-    O(n d + n log n). Rows are compared by `row_hashes`.
-    """
-    return np.unique(row_hashes(X.T), return_inverse=True)[1].ravel()
 
 
 def occur_once(numbers: Int[np.ndarray, " n"], rows: np.ndarray) -> np.ndarray:

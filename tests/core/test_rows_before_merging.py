@@ -177,7 +177,7 @@ def test_probabilities_are_calibrated_on_rows_before_merging(monkeypatch):
         model = SVGPClassifier(ConstantKernel(4.0) * RBF(1.0), **settings)
         model.fit(np.concatenate([x, x[heavy]])[:, None], y, sample_weight=counts)
         logs.append(np.log(model.probability_power_))
-    # Random merged rows lack one label of most of the ten inputs, and give 0.9.
+    # Random merged rows lack one label of most of the ten inputs.
     assert np.sqrt(np.mean(np.square(logs))) < 0.4
 
 

@@ -16,6 +16,7 @@ from sklearn.model_selection import train_test_split
 from sklearn.neighbors import KNeighborsRegressor
 
 from skscalablegp import AutoGPRegressor
+from skscalablegp.core.data import numbered
 from skscalablegp.meta._boosters import BoosterRegressor
 from skscalablegp.meta._division import Rows
 from skscalablegp.meta._members import class_candidates
@@ -26,7 +27,6 @@ from skscalablegp.meta._pool import (
     mixture_weights,
     moment_weights,
     negative_log_density,
-    numbered,
     occur_once,
     pool_weights,
     scaled_mixture,

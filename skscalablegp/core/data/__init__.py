@@ -3,7 +3,7 @@
 from ._merging import (
     Merged,
     merged,
-    row_hashes,
+    numbered,
     rows_before_merging,
     whole_groups,
     with_equal_inputs,

@@ -159,11 +159,19 @@ def with_equal_inputs(
     n = len(order)
     if counts is None:
         return order, np.arange(n)
-    of = np.unique(row_hashes(X.T), return_inverse=True)[1].ravel()[order]
+    of = numbered(X)[order]
     first = np.full(n, n)
     np.minimum.at(first, of, np.arange(n))
     along = np.argsort(first[of], kind="stable")
     return order[along], np.cumsum(np.diff(of[along], prepend=-1) != 0) - 1
+
+
+def numbered(X: np.ndarray) -> np.ndarray:
+    """The number of each distinct row (n,) of X, from 0: equal rows have equal numbers.
+
+    O(n d + n log n). Rows are compared by `row_hashes`.
+    """
+    return np.unique(row_hashes(X.T), return_inverse=True)[1].ravel()
 
 
 def whole_groups(groups: np.ndarray, count: int) -> int:

@@ -486,5 +486,5 @@ def _of_every_batch(counts: Tensor, size: int) -> tuple[Tensor, Tensor]:
     # The distance of points if the k largest counts are in every batch.
     left = ordered.flip(0).cumsum(0).flip(0)[:size]
     distances = left / torch.arange(size, 0, -1).to(left)
-    k = int((ordered[:size] <= distances).nonzero()[0]) if size else 0
+    k = int((ordered[:size] <= distances).nonzero()[0])
     return order[:k].sort().values, order[k:].sort().values

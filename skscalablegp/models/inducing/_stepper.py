@@ -276,7 +276,7 @@ class SparseStepper(Stepper):
                 prior, rate, model.likelihood.conjugate, settings.batch_size >= len(rows)
             )
         )
-        self._adam, self._white = self._optimizer(), None
+        self._adam = self._optimizer()
         self._batches = rows.batches(settings.batch_size, generator)
         self._scored = rows.random_part(_SCORE_ROWS, generator)
 
@@ -320,9 +320,6 @@ class SparseStepper(Stepper):
             )
         X = self.model.features(weights, X)
         K = self.model.values(self._theta, Z, X, extra)
-        if white is None and self._adam is None:
-            # Nothing but the belief moves.
-            white = self._white = self._white or Whitening.of(K.inducing)
         return K, variational_bound(
             self.model.likelihood,
             self.belief.whitened(),
@@ -340,7 +337,6 @@ class SparseStepper(Stepper):
             self._step(*self.rows.weighted(next(self._batches)))
         except torch.linalg.LinAlgError:
             # A score of NaN makes the driver return to the best state.
-            self._white = None
             with torch.no_grad():
                 self._points.fill_(math.nan)
 
@@ -376,7 +372,6 @@ class SparseStepper(Stepper):
         theta, Z, rows = self._theta.detach(), self.Z.detach(), self.rows
         chosen = random_rows(len(rows), _SCALED_ROWS, self.generator)
         scales = left_out_scales(self.model.kernel, theta, Z, rows, rows.take(chosen))
-        self._white = None
         with torch.no_grad():
             # The first hyperparameter is the prior variance, the last one the noise.
             self._theta[[0, -1]] += torch.tensor(scales, dtype=torch.float64).log().to(self._theta)
@@ -445,16 +440,12 @@ class SparseStepper(Stepper):
     def theta(self) -> np.ndarray:
         return self._theta.detach().cpu().numpy().copy()
 
-    def resumed(self) -> None:
-        self._white = None
-
     def snapshot(self) -> Any:
         tensors = [self._theta, self._points, *self.weights]
         return [t.detach().clone() for t in tensors], self.belief.snapshot()
 
     def restore(self, snapshot: Any) -> None:
         tensors, belief = snapshot
-        self._white = None
         with torch.no_grad():
             for tensor, kept in zip(
                 [self._theta, self._points, *self.weights], tensors, strict=True
