@@ -154,6 +154,19 @@ def expect_close(problem: OperatorProblem, actual, expected, scale=None) -> None
     assert float((actual.double() - expected).abs().max()) <= digits * max(scale, 1e-300)
 
 
+def expect_products(problem: OperatorProblem, operator: LinearOperator, idx) -> None:
+    H, chosen = problem.H[idx], operator.chosen(idx)
+    assert chosen.size == len(H)
+    V, U = normal(len(problem.H), 3, seed=5), normal(len(H), 3, seed=6)
+    dtype, scale = operator.dtype, float(problem.H.abs().max())
+    for _ in range(2):  # a product leaves nothing behind
+        expect_close(problem, chosen.block(), H[:, idx], scale)
+        size = float((H.abs() @ V.abs()).max())
+        expect_close(problem, chosen.matmul(V.to(dtype)), H @ V, size)
+        size = float((H.T.abs() @ U.abs()).max())
+        expect_close(problem, chosen.rmatmul(U.to(dtype)), H.T @ U, size)
+
+
 class OperatorContract:
     """Inherit and parametrize ``row``."""
 
@@ -193,6 +206,21 @@ class OperatorContract:
         for some in (slice(n // 3, n), slice(0, n)):
             expect_close(problem, row.make(problem, dtype).rows(some), H[some], scale)
             expect_close(problem, operator.rows(some), H[some], scale)
+
+    @pytest.mark.parametrize(("problem", "dtype"), cases())
+    def test_products_of_chosen_rows(self, row, problem, dtype):
+        """Of few rows, which tiles evaluate, and of many, which are stored."""
+        operator = row.make(problem, dtype)
+        H, n = problem.H, len(problem.H)
+        for idx in (torch.tensor([n - 1, 0]).unique(sorted=False), slice(n // 2, n // 2 + 1)):
+            expect_products(problem, operator, idx)
+        expect_products(problem, operator, slice(n // 3, n))
+        expect_products(problem, operator, torch.arange(n).flip(0))
+        chosen = operator.chosen(torch.tensor([n // 2]))
+        none = torch.zeros(n, 0, dtype=dtype)
+        assert chosen.size == 1 and chosen.matmul(none).shape == (1, 0)
+        assert chosen.rmatmul(none[:1]).shape == (n, 0)
+        expect_close(problem, operator.to_dense(), H)
 
     @pytest.mark.parametrize(("problem", "dtype"), cases())
     def test_bilinear_gradient(self, row, problem, dtype):
@@ -256,6 +284,8 @@ class OperatorContract:
             (lambda: operator.rows(torch.arange(5)), 5 / n),
             (lambda: operator.rows(slice(2, 7)), 5 / n),
             (lambda: operator.block(torch.arange(5)), (5 / n) ** 2),
+            (lambda: operator.chosen(torch.arange(2)).matmul(normal(n, 2)), 2 / n),
+            (lambda: operator.chosen(slice(2, 7)).rmatmul(normal(5, 2)), 5 / n),
             (lambda: operator.diag(), 0),
             (lambda: operator.bilinear_grad(normal(n, 3), normal(n, 3)), 1),
             (lambda: operator.to_dense(), 1),

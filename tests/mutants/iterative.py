@@ -12,7 +12,31 @@ PIC, BLOCKS = "linalg/preconditioners/_pic.py", "tests/linalg/preconditioners/te
 EARLY, ENDS = "models/iterative/_early_end.py", "tests/models/iterative/test_early_end.py"
 STEPS, LIKELIHOOD = "core/training/_natural.py", "linalg/gradients/_marginal_likelihood.py"
 
+CHOSEN = "linalg/operators/_chosen.py"
+CHOSEN_TESTS = "tests/linalg/operators/test_kernel_operator.py -k chosen"
+
 MUTANTS = [
+    (
+        "rows in tiles have the diagonal of rounded distances, without noise",
+        CHOSEN,
+        "return tile.scatter_(1, column, entries)",
+        "return tile",
+        CHOSEN_TESTS,
+    ),
+    (
+        "rows at the edge of a tile take the entry of a row in the next one",
+        CHOSEN,
+        "inside = (own >= 0) & (own < tile.shape[1])",
+        "inside = (own >= 0) & (own <= tile.shape[1])",
+        CHOSEN_TESTS,
+    ),
+    (
+        "tiles of the second half of chosen rows replace those of the first",
+        CHOSEN,
+        "add_to(out[part], found)",
+        "out[part] = found",
+        CHOSEN_TESTS,
+    ),
     (
         "dense blocks have the low-rank part twice",
         PIC,

@@ -2,8 +2,10 @@
 
 from ._base import LinearOperator, SelfAdjointOperator, column_dots, column_norms, slope
 from ._bound import bind
-from ._kernel import CrossOperator, KernelOperator, Workspace, tile_size
+from ._chosen import ChosenRows
+from ._kernel import CrossOperator, KernelOperator, Workspace
 from ._prior import prior_values
 from ._products import choose_products, compiler_for
 from ._sets import fill_upper, kernel_between_sets, kernel_of_sets
 from ._shared import SharedOperator, kernel_operator
+from ._tiles import tile_size

@@ -8,6 +8,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from ._chosen import ChosenRows
+
 
 def slope(value: Float[Tensor, ""], theta: Float[Tensor, " p"]) -> Float[Tensor, " p"]:
     """The gradient in theta of a value, which need not depend on theta."""
@@ -91,6 +93,10 @@ class LinearOperator(SelfAdjointOperator):
     @abstractmethod
     def rows(self, idx: Int[Tensor, " b"] | slice) -> Float[Tensor, "b n"]:
         """H[idx, :], b / n epochs; the rows of a slice may be a view of H."""
+
+    def chosen(self, idx: Int[Tensor, " b"] | slice) -> ChosenRows:
+        """H[idx, :] for products and its block, b / n epochs; see `ChosenRows`."""
+        return ChosenRows(self.rows(idx), idx)
 
     @abstractmethod
     def block(self, idx: Int[Tensor, " b"]) -> Float[Tensor, "b b"]:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from itertools import combinations_with_replacement, islice, product
+from itertools import combinations_with_replacement, islice
 from typing import Any, TypeVar
 
-import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -17,40 +16,16 @@ from ...kernels import TorchKernel
 from ..parallel import map_in_order
 from ._base import LinearOperator, slope
 from ._bound import BoundKernel, StationaryKernel, bind
+from ._chosen import ChosenRows, EvaluatedRows
 from ._products import CompiledTiles, LazyProducts, form_of
+from ._tiles import add_to, cells, ranges, tile_size
 
 T = TypeVar("T")
 
-# Two float32 tiles of this size fit the level-2 cache of two cores. Products with tiles of 256, 512
-# and 1,024 rows take 0.15, 0.12 and 0.13 s on two cores and 0.22, 0.21 and 0.28 s on one, with 8
-# columns as with 26 (python benchmarks/cores.py --part product --tile 256 512 1024 --columns 8).
-_CPU_TILE = 512
-_GPU_TILE = 8192
 # Where a device has no room for a tile, it is halved down to this size.
 _SMALLEST_TILE = 256
-
-
-def tile_size(device: torch.device) -> int:
-    """Rows and columns of one tile on this device."""
-    return _CPU_TILE if device.type == "cpu" else _GPU_TILE
-
-
-def _ranges(n: int, step: int) -> list[slice]:
-    return [slice(i, min(i + step, n)) for i in range(0, n, step)]
-
-
-def _cells(a: int, b: int, tile: int) -> Iterable[tuple[slice, slice]]:
-    """Tiles of an a x b matrix; if there are few rows, tiles have more columns."""
-    height = max(1, min(a, tile))
-    return product(_ranges(a, height), _ranges(b, tile * tile // height))
-
-
-def _add(out: Tensor, part: Tensor) -> None:
-    """Add in place; on the CPU without torch's threads, which would compete with the workers."""
-    if out.device.type == "cpu":
-        np.add(out.numpy(), part.numpy(), out=out.numpy())
-    else:
-        out += part
+# From so many blocks of rows on, a step does not store the rows that it reads.
+_MANY_BLOCKS = 8
 
 
 class Workspace:
@@ -166,7 +141,7 @@ class KernelOperator(LinearOperator):
         return CompiledTiles(self.bound, form), None
 
     def _use_tiles(self, size: int) -> None:
-        self._tile_rows, self._slices = size, _ranges(self.shape[0], size)
+        self._tile_rows, self._slices = size, ranges(self.shape[0], size)
 
     def _fitting(self, work: Callable[[], T]) -> T:
         """The result of work in tiles, which are halved while the device has no room for them."""
@@ -231,9 +206,9 @@ class KernelOperator(LinearOperator):
             return tile @ V[right], None if left == right else tile.T @ V[left]
 
         for left, right, (above, below) in self._tiles(products, pairs):
-            _add(out[left], above)
+            add_to(out[left], above)
             if below is not None:
-                _add(out[right], below)
+                add_to(out[right], below)
         return out
 
     def _in(self, dtype: torch.dtype) -> KernelOperator:
@@ -273,6 +248,13 @@ class KernelOperator(LinearOperator):
         out[torch.arange(len(numbers), device=self.device), numbers] = diagonal
         return out
 
+    def chosen(self, idx: Int[Tensor, " b"] | slice) -> ChosenRows:
+        numbers = torch.arange(self.shape[0], device=self.device)[idx]
+        if self._whole or len(numbers) * _MANY_BLOCKS > self.shape[0]:
+            return super().chosen(idx)
+        self._count(len(numbers) * self.shape[0])
+        return EvaluatedRows(self, numbers)
+
     def _between(self, left: Any, right: Any) -> Float[Tensor, "a b"]:
         """k(left, right) without noise, as a new matrix."""
         out = torch.empty(len(left), len(right), dtype=self.dtype, device=self.device)
@@ -281,7 +263,7 @@ class KernelOperator(LinearOperator):
             i, j = cell
             out[i, j] = self.bound.tile(left[i], right[j])
 
-        deque(self._map(write, _cells(len(left), len(right), self._tile_rows)), maxlen=0)
+        deque(self._map(write, cells(len(left), len(right), self._tile_rows)), maxlen=0)
         return out
 
     def block(self, idx: Int[Tensor, " b"]) -> Float[Tensor, "b b"]:
@@ -431,10 +413,10 @@ class CrossOperator:
             left, right = cell
             return left, op.bound.tile(self._rows[left], op._rows[right]) @ V[right]
 
-        cells = islice(_cells(*self.shape, op._tile_rows), part, None, parts)
+        tiles = islice(cells(*self.shape, op._tile_rows), part, None, parts)
         out = V.new_zeros(self.shape[0], V.shape[1])
-        for left, product_of_tile in op._map(share, cells):
-            _add(out[left], product_of_tile)
+        for left, product_of_tile in op._map(share, tiles):
+            add_to(out[left], product_of_tile)
         return out
 
     def to_dense(self) -> Float[Tensor, "m n"]:

@@ -12,8 +12,9 @@ from torch import Tensor
 
 from ...kernels import TorchKernel
 from ...ranks import Ranks, leading
-from ._kernel import CrossOperator, KernelOperator, tile_size
+from ._kernel import CrossOperator, KernelOperator
 from ._sent import SentOperator
+from ._tiles import tile_size
 
 # Products of fewer rows gain nothing: 1,024 rows and 16 columns take 3.4 ms of processor time on
 # one rank and 4.3 ms on each of two (python benchmarks/ranks.py --rows 1024 --sides 16).

@@ -12,7 +12,6 @@ from torch import Generator, Tensor
 
 from ..._named import keep_settings
 from ..._validation import check_integer, check_number
-from ..blocks import matmul
 from ..operators import LinearOperator, column_norms
 from ._base import divide_norms, give_up
 from ._cholesky import cholesky_at_once, cholesky_with_jitter
@@ -87,8 +86,8 @@ class ADASAP(RowSolver, name="adasap"):
 
     A step changes b rows of the solution, so that the b rows of H which it reads suffice to update
     the residuals of both sequences; no estimate of progress is needed. A step takes b / n epochs,
-    O(b n s) operations, and O(b^2 rank) for the block. Four blocks of n x s numbers in addition to
-    B and x. Preconditioners are not used.
+    (b / n)^2 more for the block if H is not kept, O(b n s) operations, and O(b^2 rank) for the
+    block. Four blocks of n x s numbers in addition to B and x. Preconditioners are not used.
 
     Under a limit of epochs, and in badly conditioned systems, predictions from its solutions are
     closer to the exact ones than those of conjugate gradients (``benchmarks/sketch.py``). Tail
@@ -120,14 +119,14 @@ class ADASAP(RowSolver, name="adasap"):
         self._restart(state)
 
     def _advance(self, operator, state, idx, rows) -> None:
-        solve_block, ratio = self._block(operator, state, idx, rows[:, idx])
+        solve_block, ratio = self._block(operator, state, idx, rows.block())
         if not state.stride:
             self._pace(state, len(idx) / len(state.x), float(ratio))
         x, R, leader, leader_R = state.x, state.R, state.leader, state.leader_R
         x.lerp_(leader, state.mixing)
         R.lerp_(leader_R, state.mixing)
         delta = solve_block(R[idx]).mul_(state.scale)
-        H_delta = matmul(rows.mT, delta)
+        H_delta = rows.rmatmul(delta)
         leader.lerp_(x, 1 - state.memory).index_add_(0, idx, delta, alpha=state.stride)
         leader_R.lerp_(R, 1 - state.memory).sub_(H_delta, alpha=state.stride)
         x.index_add_(0, idx, delta)

@@ -10,8 +10,7 @@ from torch import Tensor
 
 from ..._named import keep_settings
 from ..._validation import check_integer, check_number
-from ..blocks import addmm_
-from ..operators import LinearOperator, column_norms
+from ..operators import ChosenRows, LinearOperator, column_norms
 from ._base import divide_norms
 from ._cholesky import cholesky_with_jitter
 from ._rows import RowSolver, RowState, n_blocks
@@ -109,15 +108,14 @@ class AP(RowSolver, name="ap"):
         return divide_norms(torch.stack(norms), state.b_norms)
 
     def _advance(self, operator, state, idx, rows) -> None:
-        factor = self._factor(state, rows[:, idx])
-        delta = torch.cholesky_solve(state.R[idx], factor)
+        delta = torch.cholesky_solve(state.R[idx], self._factor(state, rows))
         state.x[idx] += delta
-        addmm_(state.R, rows.mT, delta, alpha=-1)
+        state.R -= rows.rmatmul(delta)
 
-    def _factor(self, state: APState, block: Float[Tensor, "b b"]) -> Float[Tensor, "b b"]:
+    def _factor(self, state: APState, rows: ChosenRows) -> Float[Tensor, "b b"]:
         if state.chosen in state.factors:
             return state.factors[state.chosen]
-        factor, jitter = cholesky_with_jitter(block.contiguous(), self.max_jitter)
+        factor, jitter = cholesky_with_jitter(rows.block().contiguous(), self.max_jitter)
         state.stats["jitter"] = max(state.stats["jitter"], jitter)
         size = factor.numel() * factor.element_size()
         if size <= state.room:

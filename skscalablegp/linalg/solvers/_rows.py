@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Generator, Tensor
 
-from ..operators import LinearOperator
+from ..operators import ChosenRows, LinearOperator
 from ..preconditioners import pick_generator
 from ._base import (
     Solver,
@@ -76,6 +76,9 @@ class RowState(UpdatedState):
 class RowSolver(Solver):
     """A method whose step reads a block of b rows, in b / n epochs and O(b n s) operations.
 
+    The step multiplies by these rows; unless H is kept, large ones are not stored (`ChosenRows`).
+    Where a step also reads the b^2 entries of their block, it then evaluates these once more.
+
     Subclasses complete the state in ``_begin``, choose rows in ``_choose``, change the solution in
     ``_advance`` and discard momentum in ``_restart``.
     """
@@ -107,7 +110,7 @@ class RowSolver(Solver):
             self._restart(state)
         state.intact = False
         idx = self._choose(state)
-        rows = operator.rows(idx)
+        rows = operator.chosen(idx)
         try:
             self._advance(operator, state, idx, rows)
         except torch.linalg.LinAlgError as error:
@@ -119,7 +122,7 @@ class RowSolver(Solver):
             self._retreat(operator, state)
         else:
             _record(state, norms)
-            self._look(operator, state, len(rows))
+            self._look(operator, state, rows.size)
         state.intact = True
         return state
 
@@ -160,7 +163,7 @@ class RowSolver(Solver):
         operator: LinearOperator,
         state: RowState,
         idx: Int[Tensor, " b"] | slice,
-        rows: Float[Tensor, "b n"],
+        rows: ChosenRows,
     ) -> None:
         """Change x and R by one step."""
 

@@ -9,7 +9,6 @@ from torch import Tensor
 
 from ..._named import keep_settings
 from ..._validation import check_number
-from ..blocks import addmm_
 from ..operators import LinearOperator
 from ._rows import RowSolver, RowState, draw_rows
 from ._sgd import check_descent, first_step
@@ -85,7 +84,7 @@ class SDD(RowSolver, name="sdd"):
         rho, V, HV = self.momentum, state.velocity, state.H_velocity
         ahead = state.iterate_R[idx] - rho * HV[idx]
         V.mul_(rho).index_add_(0, idx, ahead, alpha=state.scale)
-        addmm_(HV.mul_(rho), rows.mT, ahead, alpha=state.scale)
+        HV.mul_(rho).add_(rows.rmatmul(ahead), alpha=state.scale)
         state.iterate += V
         state.iterate_R -= HV
         rate = min(1.0, len(idx) / (len(V) * max(self.averaging_epochs, 1e-12)))

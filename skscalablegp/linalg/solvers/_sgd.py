@@ -10,7 +10,6 @@ from torch import Tensor
 
 from ..._named import keep_settings
 from ..._validation import check_integer, check_number
-from ..blocks import addmm_
 from ..operators import LinearOperator
 from ._base import give_up, relative_norms
 from ._rows import RowSolver, RowState, draw_rows, largest_eigenvalue, next_rows
@@ -76,8 +75,7 @@ class SGD(RowSolver, name="sgd"):
         state.floor = torch.zeros_like(state.b_norms)
 
     def _advance(self, operator, state, idx, rows) -> None:
-        residual = state.B[idx]
-        addmm_(residual, rows, state.x, alpha=-1)
+        residual = state.B[idx] - rows.matmul(state.x)
         state.momentum.mul_(self.momentum).index_add_(0, idx, residual, alpha=state.scale)
         state.x += state.momentum
         state.R[idx] = residual

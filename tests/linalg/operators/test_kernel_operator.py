@@ -25,6 +25,7 @@ from sklearn.gaussian_process.kernels import (
 from skscalablegp.kernels import Columns, compile_kernel, default_kernel
 from skscalablegp.linalg.operators import KernelOperator, Workspace, bind, tile_size
 from skscalablegp.linalg.operators._bound import AutodiffKernel, StationaryKernel
+from skscalablegp.linalg.operators._chosen import EvaluatedRows
 
 C, W = ConstantKernel, WhiteKernel
 STATIONARY = {
@@ -207,6 +208,7 @@ def test_every_bit_is_the_same_with_any_number_of_workers(keep, kernel, set_work
         cross = op.cross(V[:20, :3])
         return [
             *(op.rows(few), op.block(few), op.matmul(V), op.to_dense(), cross.matmul(V)),
+            *(op.chosen(few[:3]).matmul(V), op.chosen(few[:3]).rmatmul(V[:3])),
             *(op.bilinear_grad(U, V), op.bilinear_grad(U @ U.T), cross.to_dense()),
         ]
 
@@ -276,6 +278,23 @@ def test_the_dense_matrix_is_handed_over_for_factorising_in_place(keep):
     torch.testing.assert_close(op.matmul(V), expected)
     torch.testing.assert_close(op.rows(torch.arange(20)) @ V, expected)
     torch.testing.assert_close(op.release_dense() @ V, expected)
+
+
+@pytest.mark.parametrize("kernel", STATIONARY.values(), ids=STATIONARY.keys())
+def test_products_of_chosen_rows_in_several_tiles(kernel):
+    """Chosen rows at both edges of tiles, in any order, and more of them than a tile has rows."""
+    X = normal(150, 3)
+    X[7], X[21] = X[6], X[1]
+    op = operator(kernel + W(0.2), X)
+    op_H, idx = op.to_dense(), torch.tensor([7, 6, 0, 149, 13, 14, 148, 27, 28, 21, 1, 146])
+    chosen, V = op.chosen(idx), normal(150, 4, seed=1)
+    assert isinstance(chosen, EvaluatedRows) and len(idx) > SMALL_TILE
+    close = {"rtol": 1e-7, "atol": 1e-6}
+    torch.testing.assert_close(chosen.matmul(V), op_H[idx] @ V, **close)
+    torch.testing.assert_close(chosen.rmatmul(V[idx]), op_H[:, idx] @ V[idx], **close)
+    # The diagonal is exact, that of a Matern function with a kink at zero included.
+    one = torch.eye(150, dtype=torch.float64)[:, idx]
+    torch.testing.assert_close(chosen.matmul(one).diagonal(), op.diag()[idx], rtol=0, atol=1e-15)
 
 
 # ---------------------------------------------------------------- new rows

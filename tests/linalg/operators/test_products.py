@@ -67,6 +67,16 @@ def check(kernel, products, tol=1e-5):
     for ours, expected in zip(found, (dense, kernel(X[:11].double(), X.double())), strict=True):
         expected = expected @ V.double().numpy()
         assert_allclose(ours.numpy(), expected, atol=tol * np.abs(expected).max())
+    some = torch.tensor([7, 60, 3, 89, 0])  # rows 7 and 60 are equal
+    chosen, few = fused.chosen(some), dense[some]
+    assert_allclose(
+        chosen.matmul(V),
+        few @ V.double().numpy(),
+        atol=tol * np.abs(dense @ V.double().numpy()).max(),
+    )
+    assert_allclose(
+        chosen.rmatmul(V[:5]), few.T @ V[:5].double().numpy(), atol=tol * 5 * dense.max()
+    )
     return fused
 
 
