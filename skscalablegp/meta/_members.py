@@ -128,12 +128,14 @@ def _trained_neighbors(kernel: Any, n: int, seconds: float | None) -> Any:
     centers = _TRAINED_CENTERS[1]
     if seconds is not None:
         centers = int(np.clip(_CENTERS_A_SECOND * seconds, *_TRAINED_CENTERS))
+    # A prediction of every row takes longer than a member may take.
+    settings = dict(n_centers=centers, residual_correction=False)
     if kernel is None:
-        return NNGPRegressor(n_centers=centers)
+        return NNGPRegressor(**settings)
     # The kernel has been trained: other starts would only take time.
     optimizer = QuasiNewton(gain_tol=max(0.5, GAIN_PER_ROW * n), compare_starts=False)
     return NNGPRegressor(
-        kernel, normalize_y=True, optimizer=optimizer, subset_size=None, n_centers=centers
+        kernel, normalize_y=True, optimizer=optimizer, subset_size=None, **settings
     )
 
 

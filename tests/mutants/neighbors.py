@@ -9,7 +9,80 @@ OBJECTIVES = "models/neighbors/_objectives.py"
 FULL_SCALE = "models/neighbors/_full_scale.py"
 SHARED = "tests/models/neighbors/test_full_scale.py"
 
+RESIDUALS = "models/neighbors/_residuals.py"
+CORRECTED = "tests/models/neighbors/test_residuals.py"
+
 MUTANTS = [
+    (
+        "a left-out row keeps its weight in its neighbours' predictions",
+        RESIDUALS,
+        "return self.average(near) + own",
+        "return self.average(near)",
+        f"{CORRECTED} -k 'average'",
+    ),
+    (
+        "a left-out row's weight counts twice",
+        RESIDUALS,
+        "own = self.spread[rows, None]",
+        "own = -self.spread[rows, None]",
+        f"{CORRECTED} -k 'average'",
+    ),
+    (
+        "far rows are corrected",
+        RESIDUALS,
+        "return explained * (variance / typical).clamp(max=1)",
+        "return (variance / typical).clamp(max=1)",
+        f"{CORRECTED} -k 'far'",
+    ),
+    (
+        "training rows are corrected like new ones",
+        RESIDUALS,
+        "return explained * (variance / typical).clamp(max=1)",
+        "return explained",
+        f"{CORRECTED} -k 'interpolated'",
+    ),
+    (
+        "residuals of rows with much noise count fully",
+        RESIDUALS,
+        "return typical / (typical + noise)",
+        "return typical / (typical + 0 * noise)",
+        f"{CORRECTED} -k 'much_noise'",
+    ),
+    (
+        "a correction without gain is used",
+        RESIDUALS,
+        "if not best.gain > _DOUBT * best.error:",
+        "if not best.gain > -9 * best.error:",
+        f"{CORRECTED} -k 'without_a_gain'",
+    ),
+    (
+        "the correction also scales what it does not change",
+        RESIDUALS,
+        "scale, before = _best(lambda at: losses(at, 0.0, e), _MOST_FACTOR)",
+        "scale, before = 0.0, losses(0.0, 0.0, e)",
+        f"{CORRECTED} -k 'scale'",
+    ),
+    (
+        "added rows see their own targets",
+        RESIDUALS,
+        "spread=torch.cat([self.spread, self.spread.new_zeros(more)])",
+        "spread=torch.cat([self.spread, self.spread.mean().expand(more)])",
+        f"{CORRECTED} -k 'own_prediction'",
+    ),
+    (
+        "other processes have the predictions without correction",
+        POSTERIOR,
+        "other.correction, other.helpers = correction, helpers_on(self.problem, self._n_jobs)",
+        "other.correction = correction",
+        f"{CORRECTED} -k 'processes'",
+    ),
+    (
+        "added rows in another precision have no residuals",
+        "models/neighbors/_nngp.py",
+        "posterior.corrected(posterior.extended(kept, len(more.X)))",
+        "posterior.corrected(kept)",
+        f"{CORRECTED} -k 'precision'",
+    ),
     (
         "sets without a factor in single precision keep what they got",
         LOCAL,

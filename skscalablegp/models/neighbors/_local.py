@@ -168,12 +168,15 @@ class Predicted(NamedTuple):
         average if the kernel and the noise suit the neighbourhood. Only with `errors`.
     own : Tensor of shape (b,)
         The part of the variance that is not due to the process which all rows share.
+    weights : Tensor of shape (b, m) or (b, 0)
+        Weights of the neighbours' targets in the mean. Only with `weights`.
     """
 
     mean: Float[Tensor, "b t"]
     variance: Float[Tensor, " b"]
     surprise: Float[Tensor, " b"]
     own: Float[Tensor, " b"]
+    weights: Float[Tensor, "b k"]
 
 
 def predict(
@@ -184,6 +187,7 @@ def predict(
     dtype: torch.dtype,
     errors: bool = True,
     shared: Shared | None = None,
+    weights: bool = False,
 ) -> Predicted:
     """Rows given their neighbours, which are in the order of their distances.
 
@@ -196,7 +200,13 @@ def predict(
         given, V = _given_near(problem, theta, X, near, dtype, shared)
         prior = given.prior
         squares = given.half[:, :NEAREST, 1:].square().mean((1, 2))
-        parts = (given.mean, given.variance, squares, given.variance)
+        parts = (
+            given.mean,
+            given.variance,
+            squares,
+            given.variance,
+            _weights(given) if weights else squares[:, None][:, :0],
+        )
         found = [part.double() for part in parts]
         if shared is not None and V is not None:
             found[0] = found[0] + V[:, -1].double() @ shared.mean
@@ -214,9 +224,11 @@ def predict(
                     part[lost] = again
         return tuple(found)
 
+    kept = near.shape[1] if weights else 0
     begin, step = starts(len(X), near.shape[1], X.device)
     # What is kept is allocated before: between large matrices it would keep their memory apart.
-    found = Predicted(X.new_empty(len(X), problem.Y.shape[1]), *X.new_empty(3, len(X)))
+    parts = X.new_empty(len(X), problem.Y.shape[1]), *X.new_empty(3, len(X))
+    found = Predicted(*parts, X.new_empty(len(X), kept))
 
     def write(start: int) -> None:
         some = slice(start, start + step)
@@ -259,8 +271,12 @@ def _features_of_sets(
 
 def _left_of_features(given: Given, V: Float[Tensor, "b k q"]) -> Float[Tensor, "b q"]:
     """u(x) less the same combination of the neighbours' u as the mean takes of their targets."""
-    w = torch.linalg.solve_triangular(given.factor.mT, given.half[:, :, :1], upper=True)
-    return V[:, -1] - (w.mT @ V[:, :-1])[:, 0]
+    return V[:, -1] - (_weights(given)[:, None] @ V[:, :-1])[:, 0]
+
+
+def _weights(given: Given) -> Float[Tensor, "b m"]:
+    """Weights of the observations in the mean."""
+    return torch.linalg.solve_triangular(given.factor.mT, given.half[:, :, :1], upper=True)[:, :, 0]
 
 
 def left_out_moments(

@@ -11,6 +11,7 @@ from ...linalg.gradients import GPProblem
 from ._local import NEAREST, gather
 from ._metric import Metric
 from ._objectives import local_factor
+from ._residuals import Correction, size_of
 
 # Noise that keeps equal new rows from being singular, relative to the prior variance.
 _SAME = 1e-12
@@ -28,6 +29,7 @@ class NeighborModule(PosteriorModule):
     n_neighbors : int
     power, scale : float
         As in `NeighborPosterior`.
+    correction : Correction or None, default=None
 
     Notes
     -----
@@ -42,6 +44,7 @@ class NeighborModule(PosteriorModule):
         n_neighbors: int,
         power: float,
         scale: float,
+        correction: Correction | None = None,
     ):
         super().__init__()
         self.kernel, self.metric = KernelModule(problem.kernel, theta), metric.module()
@@ -56,6 +59,9 @@ class NeighborModule(PosteriorModule):
             "targets": problem.Y,
             "known": noise,
         }
+        self.register_buffer("residuals", None)
+        if correction is not None:
+            self.weight, self.shrink, self.typical, tensors["residuals"], _ = correction
         for name, value in tensors.items():
             self.register_buffer(name, value.detach().double().cpu().clone())
 
@@ -92,6 +98,10 @@ class NeighborModule(PosteriorModule):
         half = half_solved(H, torch.cat([k, Y], 2), prior)
         mean = (half[:, :, :1] * half[:, :, 1:]).sum(1)
         variance = (prior - half[:, :, 0].square().sum(1)).clamp_min(0)
+        if self.residuals is not None:
+            size = size_of(variance, prior, self.typical)
+            mean = mean + self.weight * size[:, None] * self.residuals[near].mean(1)
+            variance = variance * (1 - (1 - self.shrink) * size)
         white = self.kernel.noise(X)
         if self._power > 0:
             surprise = half[:, :NEAREST, 1:].square().mean((1, 2))

@@ -50,6 +50,8 @@ class NeighborPlan(Plan):
     ----------
     n_neighbors, dtype, subset_size, n_inducing : Choice
         Of the parameters. As many neighbours as rows are the exact process, which has no subset.
+    corrects : bool
+        Whether leave-one-out residuals are computed; they decide whether predictions are corrected.
     compared : tuple of int
         Numbers of neighbours among which the calibration chooses.
     n_rows : int
@@ -69,6 +71,7 @@ class NeighborPlan(Plan):
     n_rows: int = 0
     n_earlier: int = 0
     n_inducing: Choice | None = None
+    corrects: bool = False
     training: Plan = Plan()
 
 
@@ -103,7 +106,8 @@ def plan(
             **instead(n, why, remedy),
             **only_float64(params, why),
         )
-        return all_rows.ignoring(*_OF_NEIGHBORS, "n_inducing", "n_neighbors", because=why)
+        others = ("residual_correction", "n_inducing", "n_neighbors")
+        return all_rows.ignoring(*_OF_NEIGHBORS, *others, because=why)
     exact, size = params.objective == "subset", params.subset_size
     if is_auto(size) or (exact and size is None):
         size = _SUBSET if exact else rows_for(d, _START)
@@ -119,9 +123,13 @@ def plan(
     why = "more neighbours cost less for the same density of held-out rows"
     inducing = resolve(params.n_inducing, 0, why)
     inducing = inducing._replace(value=min(inducing.value, n))
+    correction = params.residual_correction
+    if is_auto(correction):
+        correction = params.optimizer is not None and n_params > 0
     made = NeighborPlan(
         n_neighbors=neighbors,
         n_inducing=inducing,
+        corrects=inducing.value == 0 and bool(correction),
         n_earlier=min(_EARLIER, neighbors.value),
         dtype=Choice(dtype, rows),
         subset_size=Choice(size, f"{rows}: an exact start saves steps"),
@@ -131,6 +139,9 @@ def plan(
         training=plan_stages(stages, True, n_rows if exact else n, n_params, _OF_NEIGHBORS),
         needs=(_search_tree(n, d, n_targets, size), _features(n, inducing.value)),
     )
+    if inducing.value:
+        why = "inducing points represent what more distant rows contribute"
+        made = made.ignoring("residual_correction", because=why)
     if exact:
         why = "the exact likelihood of a subset has no neighbourhoods"
         return made.ignoring("n_centers", because=why)

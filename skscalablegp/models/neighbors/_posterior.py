@@ -30,9 +30,12 @@ from ._local import Predicted, Shared, chain, left_out_moments, predict
 from ._metric import Index, Metric, others_near
 from ._module import NeighborModule
 from ._objectives import helpers_on, local_factor
+from ._residuals import Correction, LeftOutRows
 
 # Training rows at which draws of the prior are evaluated at a time.
 _DRAWN_ROWS = 4096
+# Added rows that are left out at a time.
+_ADDED_ROWS = 4096
 
 
 class NeighborPosterior(Posterior):
@@ -63,6 +66,8 @@ class NeighborPosterior(Posterior):
     ----------
     helpers : Helpers
         These processes.
+    correction : Correction or None
+        The correction of predictions; None without one.
     """
 
     def __init__(
@@ -76,9 +81,9 @@ class NeighborPosterior(Posterior):
         shared: Shared | None = None,
         n_jobs: int | None = None,
     ):
-        self._problem, self._theta, self._m = problem, theta, n_neighbors
+        self.problem, self._theta, self.n_neighbors = problem, theta, n_neighbors
         self._n_jobs, self.helpers = n_jobs, helpers_on(problem, n_jobs)
-        self._shared = shared
+        self._shared, self.correction = shared, None
         self._precision, self._power, self._scale = precision, power, scale
         self._metric = Metric(problem.kernel, theta, problem.X)
         self._index = Index(self._metric.points)
@@ -90,13 +95,34 @@ class NeighborPosterior(Posterior):
     def plus(self, problem: GPProblem, n_new: int) -> NeighborPosterior:
         """The posterior after `n_new` rows were added, which are the last rows of `problem`."""
         new = problem.X[-n_new:]
-        if not self._metric.covers(new):
-            settings = self._m, self._precision, self._power, self._scale
-            return NeighborPosterior(problem, self._theta, *settings, n_jobs=self._n_jobs)
-        more = copy(self)
-        more._problem, more._index = problem, self._index.plus(self._metric(new))
-        more.helpers = helpers_on(problem, self._n_jobs)
-        return more
+        if self._metric.covers(new):
+            more = copy(self)
+            more.problem, more._index = problem, self._index.plus(self._metric(new))
+            more.helpers = helpers_on(problem, self._n_jobs)
+        else:
+            settings = self.n_neighbors, self._precision, self._power, self._scale
+            more = NeighborPosterior(problem, self._theta, *settings, n_jobs=self._n_jobs)
+        return more.corrected(more.extended(self.correction, n_new))
+
+    def corrected(self, correction: Correction | None) -> NeighborPosterior:
+        """The same with a correction, which other processes receive with it."""
+        if correction is None:
+            return self
+        other = copy(self)
+        other.correction, other.helpers = correction, helpers_on(self.problem, self._n_jobs)
+        other.helpers.follow(self.helpers)
+        return other
+
+    def extended(self, correction: Correction | None, n_new: int) -> Correction | None:
+        """A correction with the residuals of the last rows, which were added after the others."""
+        if correction is None:
+            return None
+        n = len(self.problem.X)
+        correction, every = correction.with_room(n), torch.arange(n, device=self.device)
+        noise = sum(self.noises(every))
+        for part in every[n - n_new :].split(_ADDED_ROWS):
+            correction.add(part, self.left_out(part), noise)
+        return correction
 
     def __getstate__(self) -> dict[str, Any]:
         """Without the index, which another process makes from the rows."""
@@ -107,13 +133,15 @@ class NeighborPosterior(Posterior):
     def __setstate__(self, state: dict[str, Any]) -> None:
         known, in_tree = state.pop("in metric"), state.pop("in tree")
         vars(self).update(state)
-        X = self._problem.X
-        self._metric = Metric(self._problem.kernel, self._theta, X[:known])
+        X = self.problem.X
+        self._metric = Metric(self.problem.kernel, self._theta, X[:known])
         points = np.concatenate([self._metric.points, self._metric(X[known:])])
         self._index = Index(points[:in_tree]).plus(points[in_tree:])
 
     def _near(self, X: Float[Tensor, "b d"]) -> Int[Tensor, "b m"]:
-        return torch.as_tensor(self._index.nearest(self._metric(X), self._m)[1]).to(X.device)
+        return torch.as_tensor(self._index.nearest(self._metric(X), self.n_neighbors)[1]).to(
+            X.device
+        )
 
     def mean(self, X: Float[Tensor, "b d"]) -> Float[Tensor, "b t"]:
         return self.moments(X).mean
@@ -131,29 +159,64 @@ class NeighborPosterior(Posterior):
 
     def _moments(self, X: Float[Tensor, "b d"], near: Int[Tensor, "b k"]) -> Moments:
         found, factor = self._alone(X, near)
-        return Moments(found.mean, factor * found.variance, factor * self._white(X))
+        mean, variance = found.mean, found.variance
+        if self.correction is not None:
+            average = self.correction.average(near)
+            mean, variance = self.correction.moments(mean, variance, self._prior(X), average)
+        return Moments(mean, factor * variance, factor * self._white(X))
 
     def _alone(
-        self, X: Float[Tensor, "b d"], near: Int[Tensor, "b k"]
+        self, X: Float[Tensor, "b d"], near: Int[Tensor, "b k"], weights: bool = False
     ) -> tuple[Predicted, Float[Tensor, " b"] | float]:
         """Predictions, and the factors by which variances and noise are multiplied."""
         local = self._power > 0
-        settings = self._precision, local, self._shared
-        found = predict(self._problem, self._theta, X, near, *settings)
+        settings = self._precision, local, self._shared, weights
+        found = predict(self.problem, self._theta, X, near, *settings)
         # Errors are measured in the units of the kernel with which the power was chosen.
         surprise = self._scale * found.surprise
         factor = local_factor(surprise, self._power) if local else 1.0
-        prior = self._problem.kernel.diag(self._theta, X)
-        return found._replace(variance=reported_variance(found.variance, prior)), factor
+        return found._replace(variance=reported_variance(found.variance, self._prior(X))), factor
+
+    def _prior(self, X: Float[Tensor, "b d"]) -> Float[Tensor, " b"]:
+        return self.problem.kernel.diag(self._theta, X)
+
+    # ------------------------------------------------------------------ left-out rows
+
+    def others(self, rows: Int[Tensor, " b"]) -> Int[Tensor, "b m"]:
+        """The nearest other rows of training rows."""
+        return others_near(self._index, self._metric(self.problem.X[rows]), rows, self.n_neighbors)
+
+    def noises(self, rows: Int[Tensor, " b"]) -> tuple[Float[Tensor, " b"], Float[Tensor, " b"]]:
+        """The variances of the kernel's noise and of known noise at training rows."""
+        problem = self.problem
+        white, extra = self._white(problem.X[rows]), problem.extra_noise
+        counts = torch.ones_like(white) if problem.repeats is None else problem.repeats.counts[rows]
+        known = torch.zeros_like(white) if extra is None else extra[rows]
+        return white / counts, known / counts
+
+    def left_out(self, rows: Int[Tensor, " b"]) -> LeftOutRows:
+        """Training rows predicted from their nearest others, without correction."""
+        return LeftOutRows(*self._shared_out(NeighborPosterior._own_rows, rows))
+
+    def _own_rows(self, rows: Int[Tensor, " b"]) -> LeftOutRows:
+        X, near = self.problem.X[rows], self.others(rows)
+        found, factor = self._alone(X, near, weights=True)
+        prior = self._prior(X)
+        factor = torch.as_tensor(factor).to(prior).expand_as(prior)
+        residuals = self.problem.Y[rows] - found.mean
+        return LeftOutRows(residuals, found.variance, prior, factor, near, found.weights)
 
     def leave_one_out(self, rows, X, Y, known) -> MeanAndVariance:
         """Each row given its nearest others, at the cost of a prediction."""
         return tuple(self._shared_out(NeighborPosterior._own_left_out, rows, X, Y, known))
 
     def _own_left_out(self, rows: Tensor, X: Tensor, Y: Tensor, known: Tensor) -> MeanAndVariance:
-        near = others_near(self._index, self._metric(X), rows, self._m)
+        near = others_near(self._index, self._metric(X), rows, self.n_neighbors)
         found, factor = self._alone(X, near)
         mean, variance, white = found.mean, found.variance, self._white(X)
+        if self.correction is not None:
+            average = self.correction.left_out(rows, near)
+            mean, variance = self.correction.moments(mean, variance, self._prior(X), average)
         if self._shared is not None:
             mean, variance = left_out_moments(found, Y, white + known)
         # Known noise is not multiplied.
@@ -161,7 +224,7 @@ class NeighborPosterior(Posterior):
 
     def _white(self, X: Float[Tensor, "b d"]) -> Float[Tensor, " b"]:
         """The variance of the kernel's white noise in training."""
-        return self._problem.kernel.noise(self._theta, X)
+        return self.problem.kernel.noise(self._theta, X)
 
     def noise(self, X: Float[Tensor, "b d"]) -> Float[Tensor, " b"]:
         return self.moments(X).noise if self._power else self._white(X)
@@ -173,21 +236,23 @@ class NeighborPosterior(Posterior):
                 "Neighbours with inducing points have no form as a torch module: fit "
                 "NNGPRegressor with n_inducing='auto', which takes none."
             )
-        settings = self._m, self._power, self._scale
-        return NeighborModule(self._problem, self._theta, self._metric, *settings)
+        settings = self.n_neighbors, self._power, self._scale, self.correction
+        return NeighborModule(self.problem, self._theta, self._metric, *settings)
 
     def functions(self, n_samples: int, generator: torch.Generator) -> nn.Module:
         """g(x) plus the prediction from y - g(rows) - noise of the nearest rows, for prior draws g.
 
-        Its variances are those before the factor of local errors.
+        Its variances are those before the factors of local errors and of the correction.
         """
-        t, module = self._problem.Y.shape[1], self.module()
-        prior = prior_draws(self._problem.kernel, self._theta, (t, n_samples), generator)
+        t, module = self.problem.Y.shape[1], self.module()
+        prior = prior_draws(self.problem.kernel, self._theta, (t, n_samples), generator)
         rows = torch.arange(len(module.rows)).split(_DRAWN_ROWS)
         with torch.no_grad():
             g = torch.cat([prior(module.rows[part]) for part in rows])
         g += module.known.sqrt()[:, None, None] * normal(*g.shape, generator=generator)
         module.targets = (module.targets[:, :, None] - g).flatten(1)
+        if module.residuals is not None:  # which correct the mean, and so all draws alike
+            module.residuals = module.residuals[:, :, None].expand_as(g).flatten(1)
         return Moved(prior, MeanDraws(module, (t, n_samples)))
 
     def covariance(self, X: Float[Tensor, "b d"]) -> Float[Tensor, "b b"]:
@@ -201,7 +266,7 @@ class NeighborPosterior(Posterior):
         """The mean, and a matrix B with covariance B B'; O(b^3 / 3)."""
         near = self._near(X)
         mean, variance, _ = self._moments(X, near)
-        half = chain(self._problem, self._theta, X, near, *self._earlier(X), self._shared)
+        half = chain(self.problem, self._theta, X, near, *self._earlier(X), self._shared)
         length = half.norm(dim=1)
         scale = torch.where(length > 0, variance.sqrt() / length.clamp_min(1e-300), 0.0)
         return mean, half * scale[:, None]
@@ -224,7 +289,7 @@ class NeighborPosterior(Posterior):
         order = torch.as_tensor(order)
         place = order.argsort()
         away[place[:, None] <= place] = torch.inf
-        found = away.topk(min(self._m, len(X)), largest=False)
+        found = away.topk(min(self.n_neighbors, len(X)), largest=False)
         return tuple(a.to(X.device) for a in (order, found.indices, found.values.isfinite()))
 
     def sample(self, X: Rows, n_samples: int, random_state: np.random.RandomState) -> Draws:
