@@ -84,6 +84,13 @@ MUTANTS = [
         f"{CORRECTED} -k 'precision'",
     ),
     (
+        "calibration takes variances for at least the rounding of the prior variance",
+        OBJECTIVES,
+        "least = torch.finfo(torch.float64).eps",
+        "least = torch.finfo(torch.float32).eps",
+        f"{TESTS} -k smooth_function",
+    ),
+    (
         "sets without a factor in single precision keep what they got",
         LOCAL,
         "            if lost.any():",

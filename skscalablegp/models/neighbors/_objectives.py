@@ -255,15 +255,19 @@ class Scales:
         X = problem.X[rows]
         predicted = self._predicted(rows, near, shared, dtype, scaled and local)
         mean, variance, surprise = predicted[:3]
-        # A kernel without noise predicts copies of other rows without any variance.
-        floor = torch.finfo(torch.float32).eps * problem.kernel.diag(theta, X)
         white, t = problem.kernel.noise(theta, X), problem.Y.shape[1]
         known = 0.0 if problem.extra_noise is None else problem.extra_noise[rows]
         counts = 1.0 if problem.repeats is None else problem.repeats.counts[rows]
         if shared is not None:
             noise = (white + known) / counts
             mean, variance = left_out_moments(predicted, problem.Y[rows], noise)
-        variance = torch.maximum(variance + white / counts, floor)
+        variance = variance + white / counts
+        # A kernel without noise predicts copies of other rows without any variance. In single
+        # precision the prior variance is no scale for this: that of a smooth function may be 1e8
+        # times the posterior's.
+        least = torch.finfo(torch.float64).eps * problem.kernel.diag(theta, X)
+        floor = torch.maximum(torch.finfo(torch.float32).eps * variance.mean(), least)
+        variance = torch.maximum(variance, floor)
         error = (problem.Y[rows] - mean).square().mean(1)
 
         def losses(log_scale: float, power: float) -> Float[Tensor, " s"]:

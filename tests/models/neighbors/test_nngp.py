@@ -550,6 +550,25 @@ def test_errors_of_rows_that_nearly_agree_keep_their_digits():
     assert not np.allclose(rough.surprise, double.surprise, rtol=0.01)
 
 
+def test_calibration_with_a_prior_variance_of_a_smooth_function():
+    """The prior variance is 1e5, and its rounding in single precision exceeds the variances."""
+    rng = np.random.default_rng(0)
+    X = rng.uniform(-2, 2, (1500, 2))
+    y = np.sin(X[:, 0]) * np.cos(X[:, 1]) + 0.05 * rng.standard_normal(1500)
+    kernel = ConstantKernel(1e5) * Matern([150, 150], nu=1.5) + WhiteKernel(0.0025)
+    problem = compile_kernel(kernel, 2)
+    problem = GPProblem(problem, torch.tensor(X), torch.tensor(y[:, None]))
+    theta, rows = problem.kernel.theta0 - 0.1, torch.arange(0, 1500, 2)
+    near = neighbours_of(problem, theta, rows, 50)
+    scales = Scales(problem, theta)
+    found = scales.best(rows, near, torch.float32, local=False)
+    predicted = scales._predicted(rows, near, None, torch.float64, False)
+    total = predicted.variance + problem.kernel.noise(theta, problem.X[rows])
+    expected = float(((problem.Y[rows] - predicted.mean)[:, 0].square() / total).mean())
+    assert 0.3 < expected < 1.05
+    assert found.scale == pytest.approx(expected, rel=1e-3)
+
+
 def test_local_scales_are_for_uneven_noise_and_can_be_switched_off():
     X, y, _ = table(500)
     settings = dict(kernel=None, n_neighbors=50, optimizer="auto", subset_size=100, n_centers=100)
