@@ -128,7 +128,7 @@ def _trained_neighbors(kernel: Any, n: int, seconds: float | None) -> Any:
     centers = _TRAINED_CENTERS[1]
     if seconds is not None:
         centers = int(np.clip(_CENTERS_A_SECOND * seconds, *_TRAINED_CENTERS))
-    # A prediction of every row takes longer than a member may take.
+    # The scores of the documentation are without the correction, which predicts every row.
     settings = dict(n_centers=centers, residual_correction=False)
     if kernel is None:
         return NNGPRegressor(**settings)

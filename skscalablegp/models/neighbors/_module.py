@@ -11,7 +11,7 @@ from ...linalg.gradients import GPProblem
 from ._local import NEAREST, gather
 from ._metric import Metric
 from ._objectives import local_factor
-from ._residuals import Correction, size_of
+from ._residuals import Correction, corrected_moments
 
 # Noise that keeps equal new rows from being singular, relative to the prior variance.
 _SAME = 1e-12
@@ -61,7 +61,7 @@ class NeighborModule(PosteriorModule):
         }
         self.register_buffer("residuals", None)
         if correction is not None:
-            self.weight, self.shrink, self.typical, tensors["residuals"], _ = correction
+            self._numbers, tensors["residuals"] = correction[:3], correction.residuals
         for name, value in tensors.items():
             self.register_buffer(name, value.detach().double().cpu().clone())
 
@@ -99,9 +99,8 @@ class NeighborModule(PosteriorModule):
         mean = (half[:, :, :1] * half[:, :, 1:]).sum(1)
         variance = (prior - half[:, :, 0].square().sum(1)).clamp_min(0)
         if self.residuals is not None:
-            size = size_of(variance, prior, self.typical)
-            mean = mean + self.weight * size[:, None] * self.residuals[near].mean(1)
-            variance = variance * (1 - (1 - self.shrink) * size)
+            average = self.residuals[near].mean(1)
+            mean, variance = corrected_moments(self._numbers, mean, variance, prior, average)
         white = self.kernel.noise(X)
         if self._power > 0:
             surprise = half[:, :NEAREST, 1:].square().mean((1, 2))

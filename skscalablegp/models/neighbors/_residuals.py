@@ -79,7 +79,7 @@ class Correction(NamedTuple):
     shrink : float
         Factor of the latent variance where the correction has its full size.
     typical : float
-        Mean latent variance of leave-one-out predictions.
+        Mean latent variance of 256 leave-one-out predictions.
     residuals : Tensor of shape (n, t)
         Residuals times typical / (typical + noise), since a row's noise is part of its residual.
     spread : Tensor of shape (n,)
@@ -109,9 +109,7 @@ class Correction(NamedTuple):
         average: Float[Tensor, "b t"],
     ) -> tuple[Float[Tensor, "b t"], Float[Tensor, " b"]]:
         """Corrected means and latent variances, where `average` is the mean residual."""
-        size = size_of(variance, prior, self.typical)
-        shrunk = variance * (1 - (1 - self.shrink) * size)
-        return mean + self.weight * size[:, None] * average, shrunk
+        return corrected_moments(self[:3], mean, variance, prior, average)
 
     def average(self, near: Int[Tensor, "b m"]) -> Float[Tensor, "b t"]:
         """The mean residual of neighbours."""
@@ -142,6 +140,19 @@ class Correction(NamedTuple):
         self.residuals[rows] = trust[rows, None] * found.residuals
         near, weights = found.near.flatten(), (trust[rows, None] * found.weights).flatten()
         self.spread.index_add_(0, near, weights.to(self.spread) / trust[near])
+
+
+def corrected_moments(
+    numbers: tuple[float, float, float],
+    mean: Float[Tensor, "b t"],
+    variance: Float[Tensor, " b"],
+    prior: Float[Tensor, " b"],
+    average: Float[Tensor, "b t"],
+) -> tuple[Float[Tensor, "b t"], Float[Tensor, " b"]]:
+    """`Correction.moments` by its first three numbers."""
+    weight, shrink, typical = numbers
+    size = size_of(variance, prior, typical)
+    return mean + weight * size[:, None] * average, variance * (1 - (1 - shrink) * size)
 
 
 def size_of(variance: Tensor, prior: Tensor, typical: float) -> Tensor:
@@ -257,8 +268,11 @@ class LeaveOneOut:
         return self.known._replace(weight=best.weight, shrink=best.shrink), why
 
     def predict(self, rows: Int[Tensor, " b"]) -> bool:
-        """Whether there was time to leave out these rows."""
-        done = 0
+        """Whether there was time to leave out these rows.
+
+        In a random order, since the first of them give the typical variance.
+        """
+        rows, done = rows[torch.randperm(len(rows), generator=self.generator).to(rows.device)], 0
         while done < len(rows):
             if not self.budget.allows((len(rows) - done) * self.seconds):
                 return False
