@@ -14,6 +14,27 @@ CORRECTED = "tests/models/neighbors/test_residuals.py"
 
 MUTANTS = [
     (
+        "answers of the search stay in its own order",
+        METRIC,
+        "(answer[order.argsort()] for answer in answers)",
+        "(answer for answer in answers)",
+        f"{TESTS} -k 'search_is_exact'",
+    ),
+    (
+        "rows are left out in a random order throughout",
+        RESIDUALS,
+        "self.model.ordered(rows[first:])",
+        "rows[first:]",
+        f"{CORRECTED} -k 'close_ones'",
+    ),
+    (
+        "the first rows that are left out are close to each other",
+        RESIDUALS,
+        "first = 0 if self.seconds else _FIRST",
+        "first = 0",
+        f"{CORRECTED} -k 'close_ones'",
+    ),
+    (
         "a left-out row keeps its weight in its neighbours' predictions",
         RESIDUALS,
         "return self.average(near) + own",

@@ -39,6 +39,9 @@ class Neighbors(Protocol):
     def others(self, rows: Int[Tensor, " b"]) -> Int[Tensor, "b m"]:
         """The nearest other rows of each row."""
 
+    def ordered(self, rows: Int[Tensor, " b"]) -> Int[Tensor, " b"]:
+        """The rows in an order in which close rows tend to follow each other."""
+
     def left_out(self, rows: Int[Tensor, " b"]) -> LeftOutRows:
         """Predictions of rows from the nearest others, without correction."""
 
@@ -270,9 +273,12 @@ class LeaveOneOut:
     def predict(self, rows: Int[Tensor, " b"]) -> bool:
         """Whether there was time to leave out these rows.
 
-        In a random order, since the first of them give the typical variance.
+        The first of them are random rows, which give the typical variance. Close rows follow each
+        other then, since this makes the search faster.
         """
         rows, done = rows[torch.randperm(len(rows), generator=self.generator).to(rows.device)], 0
+        first = 0 if self.seconds else _FIRST
+        rows = torch.cat([rows[:first], self.model.ordered(rows[first:])])
         while done < len(rows):
             if not self.budget.allows((len(rows) - done) * self.seconds):
                 return False

@@ -302,3 +302,31 @@ def test_added_rows_in_another_precision_or_with_more_neighbours(changed):
         assert gp.residual_weight_ == 0 and gp._correction is None
         plain = model(residual_correction=False, **changed).fit(X, y)
         assert_allclose(gp.predict(X_test), plain.predict(X_test), rtol=1e-6, atol=1e-8)
+
+
+def test_rows_are_left_out_close_ones_after_each_other():
+    X, y, _, _ = table(2000)
+    posterior = model(residual_correction=False).fit(X, y)._posterior()
+    rows = torch.randperm(2000, generator=torch.Generator().manual_seed(0))[:1500]
+    asked = []
+
+    class Recorded:
+        problem, others = posterior.problem, posterior.others
+        n_neighbors, noises = posterior.n_neighbors, posterior.noises
+        ordered = posterior.ordered
+
+        def left_out(self, rows):
+            asked.append(rows)
+            return posterior.left_out(rows)
+
+    found = LeaveOneOut(Recorded(), Budget(), torch.Generator().manual_seed(1))
+    assert found.predict(rows)
+    assert_array_equal(torch.cat(asked).sort().values, rows.sort().values)
+
+    def steps(rows):
+        return float(np.square(X[rows[1:]] - X[rows[:-1]]).sum(1).mean())
+
+    # The first rows, which give the typical variance, are random.
+    first, others = asked[0], torch.cat(asked[1:])
+    assert len(first) == 256 and steps(others) < 0.7 * steps(first)
+    assert abs(float(X[first].mean())) < 0.2
