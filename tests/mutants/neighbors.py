@@ -14,6 +14,20 @@ CORRECTED = "tests/models/neighbors/test_residuals.py"
 
 MUTANTS = [
     (
+        "the calibration takes the mean of equal rows for one of them",
+        OBJECTIVES,
+        "error = (Y - mean).square().mean(1) + within / (counts * Y.shape[1])",
+        "error = (Y - mean).square().mean(1)",
+        f"{TESTS} -k 'left_out_together'",
+    ),
+    (
+        "equal rows count once in the calibration",
+        OBJECTIVES,
+        "variance, weight = variance + white, counts / counts.mean()",
+        "variance, weight = variance + white, 1.0",
+        f"{TESTS} -k 'left_out_together'",
+    ),
+    (
         "answers of the search stay in its own order",
         METRIC,
         "(answer[order.argsort()] for answer in answers)",

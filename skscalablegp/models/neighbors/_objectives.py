@@ -255,29 +255,27 @@ class Scales:
         X = problem.X[rows]
         predicted = self._predicted(rows, near, shared, dtype, scaled and local)
         mean, variance, surprise = predicted[:3]
-        white, t = problem.kernel.noise(theta, X), problem.Y.shape[1]
+        white, Y = problem.kernel.noise(theta, X), problem.Y[rows]
         known = 0.0 if problem.extra_noise is None else problem.extra_noise[rows]
-        counts = 1.0 if problem.repeats is None else problem.repeats.counts[rows]
+        counts, within = torch.ones_like(white), 0.0
+        if problem.repeats is not None:
+            counts, within = problem.repeats.counts[rows], problem.repeats.within[rows]
         if shared is not None:
-            noise = (white + known) / counts
-            mean, variance = left_out_moments(predicted, problem.Y[rows], noise)
-        variance = variance + white / counts
+            mean, variance = left_out_moments(predicted, Y, (white + known) / counts)
+        # Of one observation: equal rows are left out together, and each of them is predicted.
+        variance, weight = variance + white, counts / counts.mean()
         # A kernel without noise predicts copies of other rows without any variance. In single
         # precision the prior variance is no scale for this: that of a smooth function may be 1e8
         # times the posterior's.
         least = torch.finfo(torch.float64).eps * problem.kernel.diag(theta, X)
         floor = torch.maximum(torch.finfo(torch.float32).eps * variance.mean(), least)
         variance = torch.maximum(variance, floor)
-        error = (problem.Y[rows] - mean).square().mean(1)
+        error = (Y - mean).square().mean(1) + within / (counts * Y.shape[1])
 
         def losses(log_scale: float, power: float) -> Float[Tensor, " s"]:
             scale, factor = math.exp(log_scale), local_factor(surprise, power)
-            total = scale * variance * factor + known / counts
-            loss = 0.5 * (error / total + (2 * math.pi * total).log())
-            if problem.repeats is not None:
-                single = scale * factor * white + known
-                loss = loss - problem.repeats[rows].log_density(single, t) / t
-            return loss
+            total = scale * variance * factor + known
+            return 0.5 * weight * (error / total + (2 * math.pi * total).log())
 
         if not (self.free and scaled):
             return Scaled(theta, 1.0, -float(losses(0.0, 0.0).mean()))

@@ -349,6 +349,30 @@ def test_calibration_scales_the_kernel_by_rows_left_out(objective):
     assert_allclose(np.mean(squares), 1, rtol=1e-3)
 
 
+def test_equal_rows_are_left_out_together_and_each_is_predicted():
+    X, y, _ = table(300)
+    rng = np.random.default_rng(0)
+    many = np.repeat(np.arange(300), rng.integers(1, 5, 300))
+    X, y = X[many], y[many] + 0.3 * rng.standard_normal(len(many)) * (many % 3)
+    settings = dict(subset_size=40, optimizer="auto", kernel=None, n_centers=100)
+    ours = model(**settings).fit(X, y)
+    assert ours.X_train_.shape == (300, X.shape[1])
+    place = {row.tobytes(): i for i, row in enumerate(ours.X_train_)}
+    of = np.array([place[row.tobytes()] for row in X])
+    counts, Y = np.bincount(of), (y - y.mean()) / y.std()
+    means = np.bincount(of, Y) / counts
+    latent, noise = ours.kernel_.k1, ours.kernel_.k2.noise_level
+    T, squares = ours.X_train_, []
+    for i in np.setdiff1d(np.arange(300), ours._seen):
+        near = (((T - T[i]) / latent.k2.length_scale) ** 2).sum(1).argsort()[1:13]
+        H, k = latent(T[near]) + np.diag(noise / counts[near]), latent(T[near], T[[i]])[:, 0]
+        w = np.linalg.solve(H, k)
+        total = latent(T[[i]])[0, 0] - w @ k + noise
+        squares += list((Y[of == i] - w @ means[near]) ** 2 / total)
+    assert len(squares) == counts[np.setdiff1d(np.arange(300), ours._seen)].sum()
+    assert_allclose(np.mean(squares), 1, rtol=1e-3)
+
+
 def test_kernels_without_an_amplitude_are_not_calibrated():
     X, y, X_new = table(100)
     kernel = Matern(1.0) + WhiteKernel(0.1)
