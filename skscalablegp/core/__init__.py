@@ -69,6 +69,7 @@ from ._subset import (
     compared_start,
     exact_check,
     exact_start,
+    failing_softly,
     rows_to_check,
     unmoved,
     warn_if_rough,

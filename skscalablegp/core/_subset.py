@@ -116,11 +116,17 @@ def unmoved(generator: Generator) -> Generator:
 @contextmanager
 def checking(run: FitRun) -> Iterator[None]:
     """A stage that may add a warning; if time, memory or arithmetic fail, only this stage ends."""
-    with run.stage("check", optional=True):
-        try:
-            yield
-        except (torch.linalg.LinAlgError, MemoryError):
-            pass
+    with run.stage("check", optional=True), failing_softly():
+        yield
+
+
+@contextmanager
+def failing_softly() -> Iterator[None]:
+    """Work that a fit can do without, and which ends where memory or arithmetic fail."""
+    try:
+        yield
+    except (torch.linalg.LinAlgError, FloatingPointError, MemoryError):
+        pass
 
 
 def exact_check(

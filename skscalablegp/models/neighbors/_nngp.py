@@ -5,8 +5,6 @@ Half of this file documents the parameters.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -15,7 +13,15 @@ import numpy as np
 import torch
 
 from ..._compat import fit_context
-from ...core import Choice, ExactProcess, FitRun, GPRegressorBase, random_rows, train_planned
+from ...core import (
+    Choice,
+    ExactProcess,
+    FitRun,
+    GPRegressorBase,
+    failing_softly,
+    random_rows,
+    train_planned,
+)
 from ...core.data import Table
 from ...core.training import TrainingResult
 from ...kernels import TorchKernel
@@ -44,15 +50,6 @@ from ._residuals import Correction, LeaveOneOut
 _WORTH = 0.02
 # Number of rows of the calibration, which costs as much as their prediction.
 _CALIBRATION = 2000
-
-
-@contextmanager
-def _failing_softly() -> Iterator[None]:
-    """A part that is left out where a neighbourhood has no factor."""
-    try:
-        yield
-    except (torch.linalg.LinAlgError, FloatingPointError):
-        pass
 
 
 class NNGPRegressor(GPRegressorBase):
@@ -124,7 +121,8 @@ class NNGPRegressor(GPRegressorBase):
         Whether to calibrate the predictive distribution on the training rows. The kernel, noise
         included, is then multiplied by the number that maximises the log density of up to 2,000
         held-out rows; with ``objective="leave_one_out"`` these are not the rows of the objective.
-        Means do not change. Kernels without an amplitude are not calibrated.
+        Equal rows are left out together. Means do not change. Kernels without an amplitude are not
+        calibrated.
     local_scale : bool, default=True
         Whether standard deviations follow the errors of the nearest training rows. Calibration then
         also multiplies variances by a power of the mean squared error of the 30 nearest rows, in
@@ -467,7 +465,7 @@ class NNGPRegressor(GPRegressorBase):
         """A trial of the correction with m neighbours; None if there is none."""
         settings = m, getattr(torch, self.dtype_), found.power, found.scale
         posterior = NeighborPosterior(problem, found.theta, *settings, n_jobs=self.n_jobs)
-        with _failing_softly():
+        with failing_softly():
             some = LeaveOneOut(posterior, run.budget, run.generator)
             some.try_some()
             return some
@@ -490,7 +488,8 @@ class NNGPRegressor(GPRegressorBase):
             lost = some is not None and some.trial is not None and not some.promises
             if some is None or not (lost or some.model.n_neighbors == self.n_neighbors_):
                 some = LeaveOneOut(posterior, run.budget, run.generator)
-            with run.stage("leave-one-out residuals", optional=True), _failing_softly():
+            why = "time or memory ran out, or a row's neighbours have no Cholesky factor"
+            with run.stage("leave-one-out residuals", optional=True), failing_softly():
                 found, why = some.find()
         run.chose("residual_correction", found is not None, why)
         if found is None and self.residual_correction is True:
