@@ -32,7 +32,7 @@ from ...features import sample_prior_features
 from ...kernels import NoSpectralDensity, TorchKernel, default_kernel
 from ...linalg.gradients import GPProblem, GradientState
 from ...linalg.operators import choose_products, compiler_for
-from ._final_solve import FinalSolve, final_solve
+from ._final_solve import FinalSolve, final_solve, solve_without
 from ._neighbourhoods import with_neighbourhoods
 from ._plan import EXACT_TRAINING_ROWS, NEAREST, IterativePlan, numpy_cost
 from ._posterior import IterativePosterior
@@ -46,6 +46,9 @@ _PRECISE_ROWS, _ACCURATE = EXACT_TRAINING_ROWS["cpu"], 0.15
 # error of 6 %, or 3 % where variances come from neighbours and more rows cost little; heavy tails
 # give a larger one.
 _LEFT_OUT, _LEFT_OUT_NEAR = 512, 2048
+# Of so many rows one is held out of a solve that may end early, and its error gives the scale, if
+# at least the second number of rows is.
+_HELD_SHARE, _FEWEST_HELD = 50, 400
 # The largest change of its logarithm by priors.
 _MOST_SCALE = 10.0
 # Known noise below this share of the kernel's white noise counts as none.
@@ -192,7 +195,19 @@ class SolvedGPRegressor(GPRegressorBase):
         solves, near = plan.solves, plan.posterior.value == "neighbors"
         if near:
             solves = solves.of_the_mean(problem.operator(theta), plan.room, budget, problem.keep)
-        final = final_solve(problem, theta, solves, n_samples, state, generator, budget, near)
+
+        def solved(part: GPProblem) -> FinalSolve:
+            return final_solve(part, theta, solves, n_samples, state, generator, budget, near)
+
+        held = self._held_out(len(problem.X), plan, generator)
+        if held is None:
+            final, share = solved(problem), 1.0
+        else:
+            held = held.to(problem.X.device)
+            final, share = (
+                solve_without(held, problem, theta, solved),
+                1 - len(held) / len(problem.X),
+            )
         if final.samples is not None:
             self._pathwise = to_numpy(final.samples)
         weights, scale = final.weights.cpu().double(), 1.0
@@ -203,12 +218,22 @@ class SolvedGPRegressor(GPRegressorBase):
         if not plan.all_rows and (near or final.solution.converged):
             posterior = self._iterative_posterior(weights)
             late = budget.limit is not None and budget.left == 0
-            left_out = self._left_out_errors(theta, posterior, generator, late)
+            left_out = self._left_out_errors(theta, posterior, generator, late, held)
             theta, scale = self._best_scale(kernel, theta, left_out)
             if left_out is not None:
                 final = replace(final, summary=left_out.summary(scale, self._y_train_std))
-        self._keep_scaled(kernel, theta, weights, (final.value, final.std_error), scale)
+        self._keep_scaled(kernel, theta, weights, (final.value, final.std_error), scale, share)
         return final, 0.0
+
+    def _held_out(
+        self, n: int, plan: IterativePlan, generator: torch.Generator
+    ) -> torch.Tensor | None:
+        """Rows of which neighbours know the targets, but not the solve; None if there are none."""
+        early = plan.posterior.value == "neighbors" and plan.solves.ends_early
+        many = min(_LEFT_OUT_NEAR, n // _HELD_SHARE)
+        if plan.all_rows or not early or many < _FEWEST_HELD:
+            return None
+        return random_rows(n, many, generator)
 
     def _left_out_errors(
         self,
@@ -216,14 +241,15 @@ class SolvedGPRegressor(GPRegressorBase):
         posterior: Posterior,
         generator: torch.Generator,
         late: bool = False,
+        held: torch.Tensor | None = None,
     ) -> LeftOut | None:
-        """Leave-one-out errors of random rows; None if they would need further solves.
+        """Leave-one-out errors of random rows, or of those that were held out of the solve.
 
-        Merged rows are left out as a whole.
+        None if they would need further solves. Merged rows are left out as a whole.
         """
         problem = self._trained_problem(posterior.dtype, False)
         many = _LEFT_OUT_NEAR if self.posterior_ == "neighbors" and not late else _LEFT_OUT
-        rows = random_rows(len(problem.X), many, generator)
+        rows = random_rows(len(problem.X), many, generator) if held is None else held[:many]
         X, Y = problem.X[rows], problem.Y[rows]
         noise = posterior.noise(X)
         # Posteriors add the white noise of a single row.
@@ -233,14 +259,15 @@ class SolvedGPRegressor(GPRegressorBase):
         if left_out is None:
             return None
         mean, variance = left_out
-        return LeftOut(problem, rows, Y - mean, variance, noise)
+        how = "leave-one-out" if held is None else "held-out"
+        return LeftOut(problem, rows, Y - mean, variance, noise, how)
 
     def _best_scale(
         self, kernel: TorchKernel, theta: torch.Tensor, left_out: LeftOut | None
     ) -> tuple[torch.Tensor, float]:
         """The hyperparameters of the kernel times its best factor, and this factor.
 
-        The factor is the mean squared leave-one-out error of random rows, in units of its variance:
+        The factor is the mean squared error of rows that are left out, in units of its variance:
         the maximum of their log density. Merged rows contribute to it what they contribute to the
         likelihood of the noise. With priors it is the maximum of the density that
         as many rows as the table has would have with this error, plus the log prior. The mean does
@@ -325,13 +352,17 @@ class SolvedGPRegressor(GPRegressorBase):
         weights: torch.Tensor,
         value: tuple[float, float],
         scale: float,
+        share: float = 1.0,
     ) -> None:
-        """Keep the weights and the likelihood's value and error, which are those before scaling."""
+        """Keep the weights and the likelihood's value and error, which are those before scaling.
+
+        `share` is that of the rows whose weights a solve has determined.
+        """
         self.alpha_ = weights.numpy().reshape(self.y_train_.shape) / scale
         self.log_marginal_likelihood_value_, self.log_marginal_likelihood_std_error_ = value
         if scale != 1.0:
             self.kernel_ = kernel.to_sklearn(theta)
-            quadratic = float(weights.numpy().ravel() @ np.ravel(self.y_train_))
+            quadratic = float(weights.numpy().ravel() @ np.ravel(self.y_train_)) / share
             total: float = weights.numel()
             if self._counts_train is not None:
                 noise = self._trained_problem().row_noise(theta) / scale
@@ -383,7 +414,7 @@ class SolvedGPRegressor(GPRegressorBase):
 
 @dataclass(frozen=True)
 class LeftOut:
-    """Leave-one-out errors of some rows.
+    """Errors of some rows that are left out.
 
     Attributes
     ----------
@@ -394,6 +425,8 @@ class LeftOut:
         In the units of training.
     variance, noise : Tensor of shape (m,)
         Of the left-out targets, and of the noise of a single row.
+    how : {"leave-one-out", "held-out"}
+        Whether the solve has seen these rows.
     """
 
     problem: GPProblem
@@ -401,6 +434,7 @@ class LeftOut:
     errors: torch.Tensor
     variance: torch.Tensor
     noise: torch.Tensor
+    how: str
 
     def summary(self, scale: float, y_std: np.ndarray) -> str:
         """Their size in the units of the targets, with the kernel multiplied by `scale`."""
@@ -409,7 +443,7 @@ class LeftOut:
         rmse = float(errors.square().mean().sqrt())
         log_density = variance.log() + errors.square() / variance + math.log(2 * math.pi)
         return (
-            f"leave-one-out errors of {len(self.rows):,} rows have an RMSE of {rmse:.3g} and an "
+            f"{self.how} errors of {len(self.rows):,} rows have an RMSE of {rmse:.3g} and an "
             f"NLPD of {float(log_density.mean()) / 2:.3f}"
         )
 

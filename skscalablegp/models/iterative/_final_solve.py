@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Generator, Tensor
 
 from ...core.data import random_rows
@@ -62,7 +62,7 @@ class FinalSolve:
     left : Tensor of shape (n, t) or None
         Y - H weights, if neighbours correct the solve and it ended above its tolerance.
     summary : str
-        The sizes of leave-one-out errors, in words; empty without any.
+        The sizes of errors of rows that are left out, in words; empty without any.
     """
 
     solution: Solution
@@ -151,6 +151,47 @@ def final_solve(
             )
     interrupted = interrupted or ending.reason == "interrupted"
     return FinalSolve(solution, weights, samples, value, error, interrupted, left)
+
+
+def solve_without(
+    held: Int[Tensor, " h"],
+    problem: GPProblem,
+    theta: Float[Tensor, " p"],
+    solved: Callable[[GPProblem], FinalSolve],
+) -> FinalSolve:
+    """The final solve of the rows that are not held out, as one of all rows.
+
+    Held-out rows have no weights. Like the residuals of other rows, what the weights leave of their
+    targets corrects predictions near them. Leave-one-out errors of other rows are too large, since
+    neighbours take the place of weights that were computed with the row's own target.
+
+    Parameters
+    ----------
+    held : Tensor of shape (h,)
+    problem : GPProblem
+        All rows.
+    theta : Tensor of shape (p,)
+    solved : callable
+        The final solve of a part of the rows.
+
+    Returns
+    -------
+    final : FinalSolve
+        Its likelihood is that of the other rows, extrapolated to all.
+    """
+    n = len(problem.X)
+    others = torch.ones(n, dtype=torch.bool, device=held.device)
+    others[held] = False
+    final = solved(problem.subset(others.nonzero()[:, 0]))
+    weights, left = torch.zeros_like(problem.Y), torch.zeros_like(problem.Y)
+    weights[others] = final.weights
+    if final.left is not None:
+        left[others] = final.left
+    operator = replace(problem, keep=False).operator(theta)
+    left[held] = problem.Y[held] - operator.chosen(held).matmul(weights)
+    more = n / (n - len(held))
+    value, error = more * final.value, more * final.std_error
+    return replace(final, weights=weights, left=left, value=value, std_error=error)
 
 
 def _interruptible(

@@ -72,8 +72,8 @@ class IterativeGPRegressor(SolvedGPRegressor):
         of the kernel. Ignored unless the likelihood is exact.
     train_on : {"auto", "subsets", "all"}, default="auto"
         Rows on which the hyperparameters are trained. "all" starts with the subsets and continues
-        with all rows. "subsets" ends with the subsets, and leave-one-out errors give the scale of
-        the kernel. "auto" is "subsets" from 8,000 to 100,000 rows on a CPU, unless a solver,
+        with all rows. "subsets" ends with the subsets, and errors of left-out rows give the scale
+        of the kernel. "auto" is "subsets" from 8,000 to 100,000 rows on a CPU, unless a solver,
         gradient, optimizer or subset_size is given. Small tables have no subsets.
     random_state : int, RandomState instance or None, default=None
         Seed for all random choices of a fit; None uses a new seed each time.
@@ -169,11 +169,12 @@ class IterativeGPRegressor(SolvedGPRegressor):
     X_train_, y_train_ : ndarray
         The rows from which predictions are made, and their normalised targets.
     alpha_ : ndarray of shape (n,) or (n, t)
-        The dual weights H^-1 y.
+        The dual weights H^-1 y. They are zero for the rows that are held out of the last solve:
+        one in 50 rows, where ``train_on="subsets"`` has more than 20,000 rows.
     log_marginal_likelihood_value_ : float
         The log marginal likelihood at `kernel_`, in units of the normalised target. If the
         posterior is not exact and there are more than 3,000 rows, it is a stochastic Lanczos
-        estimate.
+        estimate. Where rows are held out of the last solve, it is that of the others, extrapolated.
     log_marginal_likelihood_std_error_ : float
         Standard error of that value plus the possible bias of the quadrature; 0 if the value is
         exact. The bias is not included if no bound is known: with a preconditioner of another class
