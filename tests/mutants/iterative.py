@@ -17,6 +17,27 @@ CHOSEN_TESTS = "tests/linalg/operators/test_kernel_operator.py -k chosen"
 
 MUTANTS = [
     (
+        "held-out rows correct nothing",
+        "models/iterative/_final_solve.py",
+        "left[held] = problem.Y[held] - operator.chosen(held).matmul(weights)",
+        "left[held] = 0 * problem.Y[held]",
+        "tests/models/iterative/test_held_out.py -k dense",
+    ),
+    (
+        "the likelihood of rows that are not held out is that of all",
+        "models/iterative/_final_solve.py",
+        "more = n / (n - len(held))",
+        "more = 1.0",
+        "tests/models/iterative/test_held_out.py -k dense",
+    ),
+    (
+        "the scale of variances comes from other rows than those held out",
+        "models/iterative/_base.py",
+        "if held is None else held[:many]",
+        "",
+        "tests/models/iterative/test_held_out.py -k size",
+    ),
+    (
         "rows in tiles have the diagonal of rounded distances, without noise",
         CHOSEN,
         "return tile.scatter_(1, column, entries)",

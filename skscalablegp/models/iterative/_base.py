@@ -203,11 +203,8 @@ class SolvedGPRegressor(GPRegressorBase):
         if held is None:
             final, share = solved(problem), 1.0
         else:
-            held = held.to(problem.X.device)
-            final, share = (
-                solve_without(held, problem, theta, solved),
-                1 - len(held) / len(problem.X),
-            )
+            held, share = held.to(problem.X.device), 1 - len(held) / len(problem.X)
+            final = solve_without(held, problem, theta, solved)
         if final.samples is not None:
             self._pathwise = to_numpy(final.samples)
         weights, scale = final.weights.cpu().double(), 1.0

@@ -1,0 +1,120 @@
+"""Rows that are held out of the last solve, and whose errors give the scale of its variances."""
+
+import pickle
+
+import numpy as np
+import pytest
+import torch
+from sklearn.gaussian_process.kernels import Matern, WhiteKernel
+
+from skscalablegp import IterativeGPRegressor, to_torch
+from skscalablegp.kernels import compile_kernel
+from skscalablegp.linalg.gradients import GPProblem
+from skscalablegp.linalg.solvers import Solution, Status
+from skscalablegp.models.iterative import _base, _final_solve, _neighbourhoods
+from skscalablegp.models.iterative._final_solve import FinalSolve, solve_without
+
+HELD = torch.tensor([7, 3, 41])
+
+
+@pytest.mark.parametrize("ended", [False, True])
+def test_a_solve_without_some_rows_by_dense_algebra(ended):
+    rng = np.random.default_rng(0)
+    X, Y = torch.tensor(rng.uniform(-2, 2, (50, 2))), torch.tensor(rng.standard_normal((50, 2)))
+    kernel = compile_kernel(Matern(0.8, nu=1.5) + WhiteKernel(0.1), 2)
+    problem = GPProblem(kernel, X, Y, keep=True)
+    others = np.setdiff1d(np.arange(50), HELD)
+    left = None if ended else torch.tensor(rng.standard_normal((47, 2)))
+
+    def solved(part):
+        np.testing.assert_array_equal(part.X, X[others])
+        weights = torch.linalg.solve(part.operator(kernel.theta0).to_dense(), part.Y)
+        solution = Solution(weights, Status.CONVERGED, torch.zeros(2), 1.0, 1)
+        return FinalSolve(solution, weights, None, -94.0, 4.7, False, left)
+
+    final = solve_without(HELD, problem, kernel.theta0, solved)
+    H = problem.operator(kernel.theta0).to_dense()
+    weights = torch.linalg.solve(H[others][:, others], Y[others])
+    torch.testing.assert_close(final.weights[others], weights)
+    assert (final.weights[HELD] == 0).all()
+    torch.testing.assert_close(final.left[HELD], Y[HELD] - H[HELD][:, others] @ weights)
+    expected = torch.zeros(47, 2, dtype=torch.float64) if ended else left
+    torch.testing.assert_close(final.left[others], expected)
+    # The likelihood of 47 rows, extrapolated to 50.
+    assert (final.value, final.std_error) == (pytest.approx(-100), pytest.approx(5))
+
+
+def rough(n=1000, n_new=1500):
+    """Rows and targets drawn from a process, of which ten neighbours know too little."""
+    rng = np.random.default_rng(0)
+    X = rng.uniform(-2, 2, (n + n_new, 4))
+    K = Matern(3.0, nu=1.5)(X) + 1e-4 * np.eye(len(X))
+    y = 5 + 2 * np.linalg.cholesky(K) @ rng.standard_normal(len(X))
+    return X[:n], y[:n], X[n:], y[n:]
+
+
+@pytest.fixture
+def large(thresholds, monkeypatch):
+    """Tables of 1,000 rows are large ones."""
+    for module in (_base, _final_solve):
+        monkeypatch.setattr(module, "NEAREST", 10)
+    monkeypatch.setattr(_neighbourhoods, "_CENTRES", 5)
+    monkeypatch.setattr(_neighbourhoods, "_ROWS", 64)
+    monkeypatch.setattr(_base, "_HELD_SHARE", 5)
+    monkeypatch.setattr(_base, "_FEWEST_HELD", 200)
+    thresholds(EXACT_TRAINING_ROWS=200, EXACT_POSTERIOR_ROWS=300, SUBSET_ROWS=300)
+    thresholds(EXACT_SUBSET_ROWS=300)
+
+
+@pytest.mark.usefixtures("large")
+def test_variances_have_the_size_of_the_errors_of_new_rows(monkeypatch):
+    X, y, new, y_new = rough()
+
+    def squares(gp):
+        mean, std = gp.predict(new, return_std=True)
+        return np.mean(((y_new - mean) / std) ** 2)
+
+    ours = IterativeGPRegressor(random_state=0).fit(X, y)
+    assert "held-out errors of 200 rows" in ours.fit_report_.summary
+    assert squares(ours) == pytest.approx(1, abs=0.15)
+    # Leave-one-out errors by neighbours are too large.
+    monkeypatch.setattr(_base, "_FEWEST_HELD", 201)
+    by_leaving_out = IterativeGPRegressor(random_state=0).fit(X, y)
+    assert "leave-one-out errors of 1,000 rows" in by_leaving_out.fit_report_.summary
+    assert squares(by_leaving_out) < 0.8
+
+
+@pytest.mark.usefixtures("large")
+def test_held_out_rows_have_no_weights_but_correct_the_rows_near_them():
+    X, y, new, _ = rough()
+    ours = IterativeGPRegressor(random_state=0).fit(X, y)
+    held = np.flatnonzero(ours.alpha_ == 0)
+    assert len(held) == 200
+    Y = (y - y.mean()) / y.std()
+    K = ours.kernel_.k1
+    expected = Y - K(X) @ ours.alpha_ - ours.kernel_.k2.noise_level * ours.alpha_
+    # Residuals below the tolerance of the solve do not count.
+    left = ours._residual[:, 0]
+    np.testing.assert_allclose(left[held], expected[held], atol=1e-5)
+    assert np.linalg.norm(left - expected) < 0.006 * np.linalg.norm(Y)
+    mean = ours.predict(new)
+    for i in range(0, 1500, 50):
+        k = K(new[[i]], X)[0]
+        near = np.argsort(-k)[:10]
+        H = K(X[near]) + ours.kernel_.k2.noise_level * np.eye(10)
+        latent = k @ ours.alpha_ + k[near] @ np.linalg.solve(H, left[near])
+        assert mean[i] == pytest.approx(y.mean() + y.std() * latent, abs=1e-4)
+    # At a held-out row itself, its target is known.
+    assert np.abs(ours.predict(X[held]) - y[held]).mean() < 0.5 * np.abs(mean - mean.mean()).mean()
+    again = pickle.loads(pickle.dumps(ours))
+    np.testing.assert_array_equal(again.predict(new), mean)
+    exported = to_torch(ours)(torch.tensor(new))
+    np.testing.assert_allclose(exported[0].numpy(), mean, atol=1e-4)
+
+
+@pytest.mark.usefixtures("large")
+@pytest.mark.parametrize("settings", [{"solver": "block_cg"}, {"train_on": "all"}])
+def test_no_rows_are_held_out_of_other_solves(settings):
+    X, y, _, _ = rough(n=600, n_new=1)
+    ours = IterativeGPRegressor(random_state=0, max_iter=3, **settings).fit(X, y)
+    assert (ours.alpha_ != 0).all()
