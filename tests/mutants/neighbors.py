@@ -226,8 +226,8 @@ MUTANTS = [
     (
         "calibration forgets noise that is known",
         OBJECTIVES,
-        "variance * factor + known / counts",
-        "variance * factor",
+        "total = scale * variance * factor + known",
+        "total = scale * variance * factor",
         f"{TESTS} -k known_noise",
     ),
     (
