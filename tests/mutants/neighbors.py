@@ -14,6 +14,13 @@ CORRECTED = "tests/models/neighbors/test_residuals.py"
 
 MUTANTS = [
     (
+        "equal rows count once beside the priors of the calibration",
+        OBJECTIVES,
+        "observations = len(problem.X) if repeats is None else float(repeats.counts.sum())",
+        "observations = len(problem.X)",
+        f"{TESTS} -k 'priors_count'",
+    ),
+    (
         "the calibration takes the mean of equal rows for one of them",
         OBJECTIVES,
         "error = (Y - mean).square().mean(1) + within / (counts * Y.shape[1])",

@@ -46,8 +46,8 @@ _PRECISE_ROWS, _ACCURATE = EXACT_TRAINING_ROWS["cpu"], 0.15
 # error of 6 %, or 3 % where variances come from neighbours and more rows cost little; heavy tails
 # give a larger one.
 _LEFT_OUT, _LEFT_OUT_NEAR = 512, 2048
-# Of so many rows one is held out of a solve that may end early, and its error gives the scale, if
-# at least the second number of rows is.
+# One row in so many is held out of a solve, unless these are fewer rows than the second number,
+# whose normal errors would give the scale a relative error above 7 %.
 _HELD_SHARE, _FEWEST_HELD = 50, 400
 # The largest change of its logarithm by priors.
 _MOST_SCALE = 10.0
@@ -65,7 +65,7 @@ class SolvedGPRegressor(GPRegressorBase):
     A subclass has the parameters; its `_plan` resolves them for a table.
     """
 
-    # Y - H alpha_ where the last solve ended early and neighbours correct the mean.
+    # Y - H alpha_ where neighbours correct the mean of the last solve.
     _residual: np.ndarray | None = None
 
     _any_kernel = True
@@ -129,7 +129,9 @@ class SolvedGPRegressor(GPRegressorBase):
         self._report(result, final, run)
         summary = plan.describe(self.dtype_, run.device) + numpy_cost(kernel, len(table.X))
         if self._residual is not None:
-            summary += f"; the {NEAREST} nearest rows correct the mean of a solve that ended early"
+            early = final is not None and final.ended_early
+            kind = "that ended early" if early else "without held-out rows"
+            summary += f"; the {NEAREST} nearest rows correct the mean of a solve {kind}"
         if final is not None and final.summary:
             summary += f"; {final.summary}"
         run.reports(jitter=jitter, summary=summary, **result.state.extra)
@@ -199,11 +201,10 @@ class SolvedGPRegressor(GPRegressorBase):
         def solved(part: GPProblem) -> FinalSolve:
             return final_solve(part, theta, solves, n_samples, state, generator, budget, near)
 
-        held = self._held_out(len(problem.X), plan, generator)
+        held = None if plan.all_rows or not near else self._held_out(problem, theta, generator)
         if held is None:
-            final, share = solved(problem), 1.0
+            final = solved(problem)
         else:
-            held, share = held.to(problem.X.device), 1 - len(held) / len(problem.X)
             final = solve_without(held, problem, theta, solved)
         if final.samples is not None:
             self._pathwise = to_numpy(final.samples)
@@ -211,26 +212,29 @@ class SolvedGPRegressor(GPRegressorBase):
         if final.left is not None:
             # Neighbours correct the mean of a solve that has ended early.
             self._residual = final.left.cpu().double().numpy()
+        value, squares = final.value, 0.0
         # Without this, the errors of the solve would be attributed to the rows.
         if not plan.all_rows and (near or final.solution.converged):
             posterior = self._iterative_posterior(weights)
             late = budget.limit is not None and budget.left == 0
             left_out = self._left_out_errors(theta, posterior, generator, late, held)
+            if held is not None and left_out is not None:
+                more, squares = left_out.given_the_others(theta, len(held))
+                value += more
             theta, scale = self._best_scale(kernel, theta, left_out)
             if left_out is not None:
                 final = replace(final, summary=left_out.summary(scale, self._y_train_std))
-        self._keep_scaled(kernel, theta, weights, (final.value, final.std_error), scale, share)
+        self._keep_scaled(kernel, theta, weights, (value, final.std_error), scale, squares)
         return final, 0.0
 
     def _held_out(
-        self, n: int, plan: IterativePlan, generator: torch.Generator
+        self, problem: GPProblem, theta: torch.Tensor, generator: torch.Generator
     ) -> torch.Tensor | None:
-        """Rows of which neighbours know the targets, but not the solve; None if there are none."""
-        early = plan.posterior.value == "neighbors" and plan.solves.ends_early
-        many = min(_LEFT_OUT_NEAR, n // _HELD_SHARE)
-        if plan.all_rows or not early or many < _FEWEST_HELD:
+        """Rows whose targets the neighbours know but the solve does not; None if there are none."""
+        many = min(_LEFT_OUT_NEAR, len(problem.X) // _HELD_SHARE)
+        if many < _FEWEST_HELD or not _has_scale(problem, theta):
             return None
-        return random_rows(n, many, generator)
+        return random_rows(len(problem.X), many, generator).to(problem.X.device)
 
     def _left_out_errors(
         self,
@@ -246,7 +250,8 @@ class SolvedGPRegressor(GPRegressorBase):
         """
         problem = self._trained_problem(posterior.dtype, False)
         many = _LEFT_OUT_NEAR if self.posterior_ == "neighbors" and not late else _LEFT_OUT
-        rows = random_rows(len(problem.X), many, generator) if held is None else held[:many]
+        rows = random_rows(len(problem.X) if held is None else len(held), many, generator)
+        rows = rows if held is None else held[rows.to(held.device)]
         X, Y = problem.X[rows], problem.Y[rows]
         noise = posterior.noise(X)
         # Posteriors add the white noise of a single row.
@@ -296,14 +301,7 @@ class SolvedGPRegressor(GPRegressorBase):
         low, high = kernel.bounds.T
         if self.kernel is not None and ((moved < low) | (moved > high)).any():
             return theta, 1.0
-        known = problem.extra_noise
-        if known is not None and known.max() > _NEGLIGIBLE * left_out.noise.min():
-            return theta, 1.0
-        at = problem.X[rows[:10]].to(torch.float64)
-        for part in (lambda to: kernel.cross(to, at, at), lambda to: kernel.noise(to, at)):
-            if not torch.allclose(scale * part(theta), part(moved), atol=0):
-                return theta, 1.0
-        return moved, scale
+        return (moved, scale) if _has_scale(problem, theta) else (theta, 1.0)
 
     def _factorise(
         self,
@@ -349,17 +347,17 @@ class SolvedGPRegressor(GPRegressorBase):
         weights: torch.Tensor,
         value: tuple[float, float],
         scale: float,
-        share: float = 1.0,
+        squares: float = 0.0,
     ) -> None:
         """Keep the weights and the likelihood's value and error, which are those before scaling.
 
-        `share` is that of the rows whose weights a solve has determined.
+        `squares` are the squared errors of rows without weights, in units of their variances.
         """
         self.alpha_ = weights.numpy().reshape(self.y_train_.shape) / scale
         self.log_marginal_likelihood_value_, self.log_marginal_likelihood_std_error_ = value
         if scale != 1.0:
             self.kernel_ = kernel.to_sklearn(theta)
-            quadratic = float(weights.numpy().ravel() @ np.ravel(self.y_train_)) / share
+            quadratic = float(weights.numpy().ravel() @ np.ravel(self.y_train_)) + squares
             total: float = weights.numel()
             if self._counts_train is not None:
                 noise = self._trained_problem().row_noise(theta) / scale
@@ -409,6 +407,20 @@ class SolvedGPRegressor(GPRegressorBase):
         )
 
 
+def _has_scale(problem: GPProblem, theta: torch.Tensor) -> bool:
+    """Whether the kernel can be multiplied by a number, which also multiplies all of the noise."""
+    kernel, known = problem.kernel, problem.extra_noise
+    noise = kernel.noise(theta, problem.X)
+    if known is not None and float(known.max()) > _NEGLIGIBLE * float(noise.min()):
+        return False
+    twice = theta + torch.as_tensor(kernel.variances).to(theta) * math.log(2)
+    at = problem.X[:10].to(torch.float64)
+    return all(
+        torch.allclose(2 * part(theta), part(twice), atol=0)
+        for part in (lambda to: kernel.cross(to, at, at), lambda to: kernel.noise(to, at))
+    )
+
+
 @dataclass(frozen=True)
 class LeftOut:
     """Errors of some rows that are left out.
@@ -432,6 +444,17 @@ class LeftOut:
     variance: torch.Tensor
     noise: torch.Tensor
     how: str
+
+    def given_the_others(self, theta: torch.Tensor, many: int) -> tuple[float, float]:
+        """What so many rows like these add to the log likelihood, and to its quadratic form.
+
+        Each row is given all others, among them the other held-out rows.
+        """
+        squares = self.errors.square() / self.variance[:, None]
+        density = -0.5 * (squares + (2 * math.pi * self.variance).log()[:, None]).sum(1)
+        density = density + self.problem.repeated_at(theta, self.rows).to(density)
+        share = many / len(self.rows)
+        return share * float(density.sum()), share * float(squares.sum())
 
     def summary(self, scale: float, y_std: np.ndarray) -> str:
         """Their size in the units of the targets, with the kernel multiplied by `scale`."""

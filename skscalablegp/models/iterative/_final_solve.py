@@ -51,16 +51,19 @@ class FinalSolve:
     solution : Solution
         How the linear solve ended.
     weights : Tensor of shape (n, t)
-        H^-1 Y.
+        H^-1 Y; zero for rows that were held out.
     samples : PathwiseSamples or None
         Of a pathwise posterior.
     value, std_error : float
-        The log marginal likelihood and its standard error, 0 if it is exact; NaN if there was no
-        time for an estimate.
+        The log marginal likelihood of the rows with weights and its standard error, 0 if it is
+        exact; NaN if there was no time for an estimate.
     interrupted : bool
         Whether an interrupt cut it short.
     left : Tensor of shape (n, t) or None
-        Y - H weights, if neighbours correct the solve and it ended above its tolerance.
+        Y - H weights, if neighbours correct the solve and it ended above its tolerance, or if rows
+        were held out.
+    ended_early : bool
+        Whether it ended above its tolerance, and neighbours correct it.
     summary : str
         The sizes of errors of rows that are left out, in words; empty without any.
     """
@@ -72,6 +75,7 @@ class FinalSolve:
     std_error: float
     interrupted: bool
     left: Float[Tensor, "n t"] | None = None
+    ended_early: bool = False
     summary: str = ""
 
 
@@ -150,7 +154,8 @@ def final_solve(
                 problem, operator, weights, preconditioner, generator
             )
     interrupted = interrupted or ending.reason == "interrupted"
-    return FinalSolve(solution, weights, samples, value, error, interrupted, left)
+    early = left is not None
+    return FinalSolve(solution, weights, samples, value, error, interrupted, left, early)
 
 
 def solve_without(
@@ -161,9 +166,10 @@ def solve_without(
 ) -> FinalSolve:
     """The final solve of the rows that are not held out, as one of all rows.
 
-    Held-out rows have no weights. Like the residuals of other rows, what the weights leave of their
-    targets corrects predictions near them. Leave-one-out errors of other rows are too large, since
-    neighbours take the place of weights that were computed with the row's own target.
+    The weights of held-out rows are zero. Like the residuals of other rows, what the weights leave
+    of their targets corrects predictions near them. Their errors are those of new rows. The
+    leave-one-out error of another row is its weight times the variance given all rows, and
+    neighbours know only a larger variance.
 
     Parameters
     ----------
@@ -177,11 +183,12 @@ def solve_without(
     Returns
     -------
     final : FinalSolve
-        Its likelihood is that of the other rows, extrapolated to all.
+        With residuals of all rows. The likelihood is that of the rows that are not held out.
     """
-    n = len(problem.X)
-    others = torch.ones(n, dtype=torch.bool, device=held.device)
+    others = torch.ones(len(problem.X), dtype=torch.bool, device=held.device)
     others[held] = False
+    # The part has a workspace of its own.
+    problem.workspace.release()
     final = solved(problem.subset(others.nonzero()[:, 0]))
     weights, left = torch.zeros_like(problem.Y), torch.zeros_like(problem.Y)
     weights[others] = final.weights
@@ -189,9 +196,7 @@ def solve_without(
         left[others] = final.left
     operator = replace(problem, keep=False).operator(theta)
     left[held] = problem.Y[held] - operator.chosen(held).matmul(weights)
-    more = n / (n - len(held))
-    value, error = more * final.value, more * final.std_error
-    return replace(final, weights=weights, left=left, value=value, std_error=error)
+    return replace(final, weights=weights, left=left)
 
 
 def _interruptible(

@@ -169,12 +169,13 @@ class IterativeGPRegressor(SolvedGPRegressor):
     X_train_, y_train_ : ndarray
         The rows from which predictions are made, and their normalised targets.
     alpha_ : ndarray of shape (n,) or (n, t)
-        The dual weights H^-1 y. They are zero for the rows that are held out of the last solve:
-        one in 50 rows, where ``train_on="subsets"`` has more than 20,000 rows.
+        The dual weights H^-1 y. From 20,000 rows on, with ``train_on="subsets"`` and variances
+        from neighbours, one row in 50 (at most 2,048 rows) is held out of the last solve. The
+        weights of these rows are zero.
     log_marginal_likelihood_value_ : float
         The log marginal likelihood at `kernel_`, in units of the normalised target. If the
         posterior is not exact and there are more than 3,000 rows, it is a stochastic Lanczos
-        estimate. Where rows are held out of the last solve, it is that of the others, extrapolated.
+        estimate. Rows that are held out of the last solve add their densities given all others.
     log_marginal_likelihood_std_error_ : float
         Standard error of that value plus the possible bias of the quadrature; 0 if the value is
         exact. The bias is not included if no bound is known: with a preconditioner of another class

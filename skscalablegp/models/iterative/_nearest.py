@@ -21,8 +21,8 @@ class NearestModule(PosteriorModule):
     n_nearest : int
         Number of these rows.
     residual : Tensor of shape (n, t), optional
-        What the weights have left of the targets, where the solve ended early. The same rows then
-        correct the mean, as in `IterativePosterior`.
+        What the weights have left of the targets, where the solve ended early or without some
+        rows. The same rows then correct the mean, as in `IterativePosterior`.
 
     Notes
     -----

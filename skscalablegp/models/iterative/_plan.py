@@ -87,8 +87,8 @@ class IterativePlan(Plan):
     products : Choice or None
         Of the parameter; None for estimators without it.
     train_on : Choice
-        "all", or "subsets", which then give the hyperparameters, and leave-one-out errors the scale
-        of the kernel.
+        "all", or "subsets", which then give the hyperparameters, and errors of left-out rows the
+        scale of the kernel.
     n : int
         Number of rows.
     stages : StageSettings

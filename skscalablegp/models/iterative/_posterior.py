@@ -80,7 +80,8 @@ class IterativePosterior(KernelPosterior):
         Number of training rows from which the variance of a row is computed: those with the largest
         covariances. None takes all rows, by samples or solves.
     residual : Tensor of shape (n, t), optional
-        Y - H weights, where the solve ended early. Neighbours then correct the mean.
+        Y - H weights, where the solve ended early or without some rows. Neighbours then correct
+        the mean.
 
     Notes
     -----

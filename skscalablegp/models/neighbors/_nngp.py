@@ -491,6 +491,8 @@ class NNGPRegressor(GPRegressorBase):
             why = "time or memory ran out, or a row's neighbours have no Cholesky factor"
             with run.stage("leave-one-out residuals", optional=True), failing_softly():
                 found, why = some.find()
+            if found is None and run.stopped:
+                why = "the fit ended before all rows were left out"
         run.chose("residual_correction", found is not None, why)
         if found is None and self.residual_correction is True:
             run.ignores("residual_correction", why)

@@ -186,7 +186,9 @@ class FullScaleGradient(_SearchedOnce):
 
 
 class Scaled(NamedTuple):
-    """The hyperparameters of a kernel times `scale`, and the mean leave-one-out log density.
+    """A kernel's hyperparameters times `scale`, and the leave-one-out log density.
+
+    The density is a mean over observations and targets; equal rows are several observations.
 
     `power` is that of the local errors in `local_factor`.
     """
@@ -245,7 +247,7 @@ class Scales:
         local: bool = True,
         shared: Shared | None = None,
     ) -> Scaled:
-        """The number, and the power of local errors, with the highest log density of rows.
+        """The number, and the power of local errors, with the highest log density of observations.
 
         Each row is left out and predicted from these neighbours. The number is one, and the power
         zero, unless `scaled` is true. The power is also zero unless `local` is true and another is
@@ -283,10 +285,13 @@ class Scales:
         low, high = max(float(room[:, 0].max()), -_MOST_SCALE), float(room[:, 1].min())
         limits = min(low, 0.0), max(min(high, _MOST_SCALE), 0.0)
 
+        repeats = problem.repeats
+        observations = len(problem.X) if repeats is None else float(repeats.counts.sum())
+
         def log_prior(log_scale: float) -> float:
-            """For one row."""
+            """For one observation of one target."""
             moved = theta + self._moved * log_scale
-            return problem.log_prior(moved.cpu().numpy())[0] / len(problem.X)
+            return problem.log_prior(moved.cpu().numpy())[0] / (observations * Y.shape[1])
 
         found = {}
         for power in (0.0, *_POWERS) if local else (0.0,):

@@ -184,6 +184,9 @@ class Judged(NamedTuple):
         The weight in units of its standard error.
     gain, error : float
         The rise of the mean log density, and its standard error.
+    share : float
+        The variance of a row in units of that of one of its observations, of which it is the mean
+        where rows are equal.
     """
 
     weight: float
@@ -191,6 +194,7 @@ class Judged(NamedTuple):
     evidence: float
     gain: float
     error: float
+    share: float = 1.0
 
 
 @dataclass(eq=False)
@@ -235,7 +239,7 @@ class LeaveOneOut:
 
     @property
     def gain(self) -> float:
-        """The expected rise of the mean log density by the trial's weight.
+        """The expected rise of the mean log density of an observation by the trial's weight.
 
         Half of the share of the squared errors that the weight explains, less what it would explain
         by chance; 0 without a trial, or if the time budget is too small to predict all rows.
@@ -243,7 +247,8 @@ class LeaveOneOut:
         missing = int(self.variance.isnan().sum())
         if not (self.promises and self.trial and self.budget.allows(missing * self.seconds)):
             return 0.0
-        return 0.5 * (self.trial.evidence**2 - 1) / min(_TRIED, len(self.variance))
+        explained = (self.trial.evidence**2 - 1) / min(_TRIED, len(self.variance))
+        return 0.5 * self.trial.share * explained
 
     def try_some(self) -> None:
         """Judge 200 rows, if their neighbours are few enough for this to save time."""
@@ -325,7 +330,11 @@ class LeaveOneOut:
         shrink, after = _best(lambda at: losses(scale, at, e - weight * A), 0.0)
         gains = before - after
         error = float(gains.std(correction=0)) / len(gains) ** 0.5
-        return Judged(weight, math.exp(shrink), evidence, float(gains.mean()), error)
+        share, repeats = 1.0, self.model.problem.repeats
+        if repeats is not None:
+            single = total + (repeats.counts[rows] - 1) * (factor * noise + known)
+            share = float((total / single).mean())
+        return Judged(weight, math.exp(shrink), evidence, float(gains.mean()), error, share)
 
     def _some(self, count: int) -> Int[Tensor, " s"]:
         return random_rows(len(self.variance), count, self.generator).to(self.variance.device)

@@ -3,12 +3,14 @@
 import pickle
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from numpy.testing import assert_allclose, assert_array_equal
+from scipy.optimize import minimize_scalar
 from scipy.stats import norm
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.gaussian_process import GaussianProcessRegressor
@@ -26,7 +28,7 @@ from skscalablegp import NNGPRegressor
 from skscalablegp.core import Machine, fitted_process
 from skscalablegp.core.posteriors import ExactPosterior
 from skscalablegp.kernels import Categorical, Columns, LowRankCategorical, compile_kernel
-from skscalablegp.linalg.gradients import GPProblem, exact_marginal_likelihood
+from skscalablegp.linalg.gradients import GPProblem, Repeats, exact_marginal_likelihood
 from skscalablegp.models.neighbors._local import (
     blocks,
     chain,
@@ -37,6 +39,7 @@ from skscalablegp.models.neighbors._local import (
 from skscalablegp.models.neighbors._metric import Index, Metric
 from skscalablegp.models.neighbors._objectives import Scales, neighbours_of
 from skscalablegp.models.neighbors._plan import plan
+from skscalablegp.priors import LogNormal
 
 KERNEL = ConstantKernel(2.0) * Matern([0.7, 1.5], nu=1.5) + WhiteKernel(0.05)
 KERNELS = {
@@ -371,6 +374,31 @@ def test_equal_rows_are_left_out_together_and_each_is_predicted():
         squares += list((Y[of == i] - w @ means[near]) ** 2 / total)
     assert len(squares) == counts[np.setdiff1d(np.arange(300), ours._seen)].sum()
     assert_allclose(np.mean(squares), 1, rtol=1e-3)
+
+
+def test_priors_count_beside_all_observations_of_equal_rows():
+    p, _ = of("default", n=150)
+    rng, priors = np.random.default_rng(0), {"k1__k1__constant_value": LogNormal(1.0, 0.1)}
+    counts, within = rng.integers(1, 7, 150), 0.5 * rng.chisquare(3, 150)
+    p = replace(
+        p,
+        kernel=compile_kernel(KERNEL, 2, priors=priors),
+        repeats=Repeats(torch.tensor(1.0 * counts), torch.tensor(within)),
+    )
+    theta, rows = p.kernel.theta0, torch.arange(150)
+    near = neighbours_of(p, theta, rows, 12)
+    found = Scales(p, theta).best(rows, near, torch.float64, local=False)
+    given = predict(p, theta, p.X, near, torch.float64)
+    squares = counts * (p.Y - given.mean).square().sum(1).numpy() + within
+    total, n = float((squares / (given.variance.numpy() + 0.05)).sum()), 2 * counts.sum()
+    moved = torch.as_tensor(p.kernel.variances).numpy()
+
+    def loss(at):
+        return 0.5 * (total * np.exp(-at) + n * at) - p.log_prior(theta.numpy() + at * moved)[0]
+
+    best = np.exp(minimize_scalar(loss, bounds=(-5, 5), method="bounded").x)
+    assert found.scale == pytest.approx(best, rel=1e-3)
+    assert abs(best - total / n) > 0.05
 
 
 def test_kernels_without_an_amplitude_are_not_calibrated():
