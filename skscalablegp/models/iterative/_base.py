@@ -210,7 +210,7 @@ class SolvedGPRegressor(GPRegressorBase):
             self._pathwise = to_numpy(final.samples)
         weights, scale = final.weights.cpu().double(), 1.0
         if final.left is not None:
-            # Neighbours correct the mean of a solve that has ended early.
+            # Neighbours correct the mean of a solve that has ended early, or without some rows.
             self._residual = final.left.cpu().double().numpy()
         value, squares = final.value, 0.0
         # Without this, the errors of the solve would be attributed to the rows.
