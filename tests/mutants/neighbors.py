@@ -14,6 +14,13 @@ CORRECTED = "tests/models/neighbors/test_residuals.py"
 
 MUTANTS = [
     (
+        "every row of any table is left out",
+        "models/neighbors/_plan.py",
+        "return self.corrects and (most is None or n * n_neighbors <= most)",
+        "return self.corrects",
+        f"{CORRECTED} -k 'than_pay'",
+    ),
+    (
         "equal rows count once beside the priors of the calibration",
         OBJECTIVES,
         "observations = len(problem.X) if repeats is None else float(repeats.counts.sum())",

@@ -79,7 +79,7 @@ class NNGPRegressor(GPRegressorBase):
         the model is the exact Gaussian process. "auto" is all rows up to 2,000. Above, it is 200 in
         training, and then 200 or 400: the larger number triples the time of predictions, and is
         taken if it raises the mean log density of the same rows as in `calibrate` by more than
-        0.02. On tables of more than 160,000 rows, the gain of `residual_correction` with 200
+        0.02. On tables of 160,000 to 400,000 rows, the gain of `residual_correction` with 200
         neighbours is first subtracted.
         Time grows with the third power of this number.
     alpha : float or array-like of shape (n,), default=1e-10
@@ -133,7 +133,8 @@ class NNGPRegressor(GPRegressorBase):
         Whether leave-one-out residuals of the neighbours correct predictions. A multiple of their
         mean is added to a prediction, as an estimate of what more distant rows contribute. It is
         zero unless leave-one-out predictions gain log density. "auto" is True where the
-        hyperparameters are trained. A fit predicts every training row from its nearest others,
+        hyperparameters are trained and rows times neighbours are at most 80 million, such as
+        400,000 rows with 200 neighbours. A fit predicts every training row from its nearest others,
         unless the time budget is too small, or 200 rows of a large table show no gain. Predictions
         cost no more. It has no effect with inducing points.
     random_state : int, RandomState instance or None, default=None
@@ -451,7 +452,7 @@ class NNGPRegressor(GPRegressorBase):
         few, many = settings.compared
         gain = found[many].density - found[few].density
         why = f"{many} in place of {few} change the log density of held-out rows by {gain:+.3f}"
-        if gain > _WORTH and settings.corrects:
+        if gain > _WORTH and settings.leaves_out(len(problem.X), few):
             trial = self._tried(problem, found[few], few, run)
             if trial is not None and trial.promises:
                 why += f", the correction of {few} by {trial.gain:+.3f}"
@@ -480,8 +481,11 @@ class NNGPRegressor(GPRegressorBase):
     ) -> Correction | None:
         """The correction by leave-one-out residuals, if it is better."""
         found, why = None, "the fit ended before it was looked for"
+        n, m = len(posterior.problem.X), self.n_neighbors_
         if not plan.corrects:
             why = "the hyperparameters are given"
+        elif not plan.leaves_out(n, m):
+            why = f"predicting each of {n:,} rows from {m} others would take long; True does so"
         elif not run.stopped:
             some = result.state.extra.get("trial")
             # What fewer neighbours do not gain, more neighbours do not either.

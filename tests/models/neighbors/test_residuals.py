@@ -11,7 +11,7 @@ from sklearn.gaussian_process.kernels import ConstantKernel, Matern, WhiteKernel
 
 from skscalablegp import NNGPRegressor, files, to_torch
 from skscalablegp.core.training import Budget
-from skscalablegp.models.neighbors import _posterior, _residuals
+from skscalablegp.models.neighbors import _plan, _posterior, _residuals
 from skscalablegp.models.neighbors._posterior import NeighborPosterior
 from skscalablegp.models.neighbors._residuals import LeaveOneOut
 
@@ -198,6 +198,19 @@ def test_why_there_is_none_is_in_the_report():
         gp = model(optimizer="auto", residual_correction="auto", max_seconds=1e-3).fit(X, y)
     assert gp.residual_weight_ == 0
     assert not gp.fit_report_.choices["residual_correction"].value
+
+
+@pytest.mark.parametrize("asked", ["auto", True])
+def test_auto_leaves_out_no_more_rows_than_pay(monkeypatch, asked):
+    X, y, _, _ = table(600)
+    settings = dict(optimizer="auto", max_iter=1, n_centers=50, residual_correction=asked)
+    monkeypatch.setattr(_plan, "_MOST_LEFT_OUT", 600 * M)
+    few, many = (model(n_neighbors=m, **settings).fit(X, y) for m in (M, M + 1))
+    assert "leave-one-out residuals" in few.fit_report_.seconds
+    assert ("leave-one-out residuals" in many.fit_report_.seconds) == (asked is True)
+    if asked == "auto":
+        why = many.fit_report_.choices["residual_correction"].reason
+        assert "predicting each of 600 rows from 11 others would take long" in why
 
 
 def test_a_small_time_budget_leaves_it_out(monkeypatch):
