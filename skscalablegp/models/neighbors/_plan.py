@@ -30,8 +30,8 @@ _NEIGHBORS, _MORE_NEIGHBORS = 200, 400
 _START, _SUBSET = 1000, 3000
 # Rows up to which "auto" predicts in double precision.
 _DOUBLE_ROWS = 10_000
-# Rows times neighbours up to which "auto" leaves out every row: 400,000 rows with 200 neighbours. On
-# a million drawn rows with 400 neighbours this reduced the NLPD by 0.006 in 38 processor minutes
+# Rows times neighbours up to which "auto" leaves out every row: 400,000 rows with 200 neighbours.
+# On a million drawn rows with 400 neighbours this reduced the NLPD by 0.006 in 38 processor minutes
 # (python benchmarks/neighbors.py --tables drawn --n-train 1000000).
 _MOST_LEFT_OUT = 80_000_000
 # Neighbours of a row among the rows before it, in the likelihood of all rows.
