@@ -195,11 +195,12 @@ class SolvedGPRegressor(GPRegressorBase):
         self.dtype_ = str(problem.X.dtype).removeprefix("torch.")
         n_samples = plan.n_samples if plan.posterior.value == "pathwise" else 0
         solves, near = plan.solves, plan.posterior.value == "neighbors"
-        if near:
-            solves = solves.of_the_mean(problem.operator(theta), plan.room, budget, problem.keep)
 
         def solved(part: GPProblem) -> FinalSolve:
-            return final_solve(part, theta, solves, n_samples, state, generator, budget, near)
+            own = solves
+            if near:
+                own = solves.of_the_mean(part.operator(theta), plan.room, budget, part.keep)
+            return final_solve(part, theta, own, n_samples, state, generator, budget, near)
 
         held = None if plan.all_rows or not near else self._held_out(problem, theta, generator)
         if held is None:
