@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -95,6 +96,14 @@ class TorchKernel:
         free = [part for part in self.kernel.hyperparameters if not part.fixed]
         marks = [part.name.endswith(("constant_value", "noise_level")) for part in free]
         return np.repeat(np.array(marks, dtype=bool), [part.n_elements for part in free])
+
+    def has_scale(self, theta: Float[Tensor, " p"], X: Float[Tensor, "n d"]) -> bool:
+        """Whether variances in theta multiply the whole kernel, noise included, at these rows."""
+        twice = theta + torch.as_tensor(self.variances).to(theta) * math.log(2)
+        return all(
+            torch.allclose(2 * part(theta), part(twice), atol=0)
+            for part in (lambda at: self.cross(at, X, X), lambda at: self.noise(at, X))
+        )
 
     def to_sklearn(self, theta: Float[Tensor, " p"]) -> Kernel:
         """The scikit-learn kernel at theta."""

@@ -14,6 +14,13 @@ CORRECTED = "tests/models/neighbors/test_residuals.py"
 
 MUTANTS = [
     (
+        "the gain of a trial is that of means of equal rows",
+        RESIDUALS,
+        "share = float((total / single).mean())",
+        "share = 1.0",
+        f"{CORRECTED} -k 'gain_of_a_trial'",
+    ),
+    (
         "every row of any table is left out",
         "models/neighbors/_plan.py",
         "return self.corrects and (most is None or n * n_neighbors <= most)",

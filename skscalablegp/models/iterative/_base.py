@@ -263,7 +263,7 @@ class SolvedGPRegressor(GPRegressorBase):
             return None
         mean, variance = left_out
         how = "leave-one-out" if held is None else "held-out"
-        return LeftOut(problem, rows, Y - mean, variance, noise, how)
+        return LeftOut(problem, rows, Y - mean, variance, how)
 
     def _best_scale(
         self, kernel: TorchKernel, theta: torch.Tensor, left_out: LeftOut | None
@@ -414,12 +414,7 @@ def _has_scale(problem: GPProblem, theta: torch.Tensor) -> bool:
     noise = kernel.noise(theta, problem.X)
     if known is not None and float(known.max()) > _NEGLIGIBLE * float(noise.min()):
         return False
-    twice = theta + torch.as_tensor(kernel.variances).to(theta) * math.log(2)
-    at = problem.X[:10].to(torch.float64)
-    return all(
-        torch.allclose(2 * part(theta), part(twice), atol=0)
-        for part in (lambda to: kernel.cross(to, at, at), lambda to: kernel.noise(to, at))
-    )
+    return kernel.has_scale(theta, problem.X[:10].to(torch.float64))
 
 
 @dataclass(frozen=True)
@@ -433,8 +428,8 @@ class LeftOut:
     rows : Tensor of shape (m,)
     errors : Tensor of shape (m, t)
         In the units of training.
-    variance, noise : Tensor of shape (m,)
-        Of the left-out targets, and of the noise of a single row.
+    variance : Tensor of shape (m,)
+        Of the left-out targets.
     how : {"leave-one-out", "held-out"}
         Whether the solve has seen these rows.
     """
@@ -443,7 +438,6 @@ class LeftOut:
     rows: torch.Tensor
     errors: torch.Tensor
     variance: torch.Tensor
-    noise: torch.Tensor
     how: str
 
     def given_the_others(self, theta: torch.Tensor, many: int) -> tuple[float, float]:

@@ -231,12 +231,7 @@ class Scales:
         self._problem, self._theta, kernel = problem, theta, problem.kernel
         self._n_jobs = n_jobs
         self._moved = torch.as_tensor(kernel.variances).to(theta)
-        X = problem.X[:10]
-        twice = theta + self._moved * math.log(2)
-        self.free = all(
-            torch.allclose(2 * part(theta), part(twice), atol=0)
-            for part in (lambda at: kernel.cross(at, X, X), lambda at: kernel.noise(at, X))
-        )
+        self.free = kernel.has_scale(theta, problem.X[:10])
 
     def best(
         self,

@@ -32,7 +32,7 @@ _START, _SUBSET = 1000, 3000
 _DOUBLE_ROWS = 10_000
 # Rows times neighbours up to which "auto" leaves out every row: 400,000 rows with 200 neighbours.
 # On a million drawn rows with 400 neighbours this reduced the NLPD by 0.006 in 38 processor minutes
-# (python benchmarks/neighbors.py --tables drawn --n-train 1000000).
+# (python benchmarks/neighbors.py --tables drawn --n-train 1000000 --set residual_correction=True).
 _MOST_LEFT_OUT = 80_000_000
 # Neighbours of a row among the rows before it, in the likelihood of all rows.
 _EARLIER = 30

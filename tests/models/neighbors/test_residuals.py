@@ -343,3 +343,23 @@ def test_rows_are_left_out_close_ones_after_each_other():
     first, others = asked[0], torch.cat(asked[1:])
     assert len(first) == 256 and steps(others) < 0.7 * steps(first)
     assert abs(float(X[first].mean())) < 0.2
+
+
+def test_the_gain_of_a_trial_is_that_of_an_observation():
+    """Equal rows are one row, whose mean has less noise than each of them."""
+    X, y, _, _ = table(300)
+    rng = np.random.default_rng(2)
+    many = np.repeat(np.arange(300), rng.integers(1, 9, 300))
+    noisy = y[many] + rng.standard_normal(len(many))
+    kernel = KERNEL.k1 + WhiteKernel(1.0)
+    gp = model(kernel=kernel, residual_correction=False).fit(X[many], noisy)
+    found = LeaveOneOut(gp._posterior(), Budget(), torch.Generator().manual_seed(1))
+    every = torch.arange(300)
+    assert found.predict(every)
+    judged = found.judge(every)
+    place = {row.tobytes(): i for i, row in enumerate(gp.X_train_)}
+    counts = np.bincount([place[row.tobytes()] for row in X[many]])
+    v = found.variance.numpy()
+    assert judged.share == pytest.approx(np.mean((v + 1 / counts) / (v + 1)), rel=1e-6)
+    found.trial = judged._replace(evidence=3.0)
+    assert found.gain == pytest.approx(judged.share * 0.5 * 8 / 200)
