@@ -11,8 +11,8 @@ fit     an estimator (--estimator, --set) by default: wall and processor seconds
         the test rows (--test), and what the report says of left-out rows
 steps   the same fit, then the last solve again with PIC preconditioners of each --rank and blocks
         of twice as many rows, to a residual of 0.001: NLPD of 1,000 held-out rows after each step,
-        from the weights alone and corrected by their 256 nearest rows, and the step at which
-        left-out training rows would end the solve
+        from the weights alone and corrected by their 256 nearest rows, the scores of training rows
+        that the solve does not have, and the step at which they would end it
 
 ``--clock cpu`` is for busy machines: one thread, whose processor seconds are the seconds of stages.
 The drawn table is that of scale.py with another number of columns. Columns and targets are in
@@ -28,6 +28,8 @@ import shlex
 import sys
 import time
 import warnings
+
+VALUES = ["step", "residual", "processor seconds", "nlpd of weights", "nlpd corrected", "score"]
 
 
 def main(argv=None):
@@ -142,8 +144,7 @@ def steps(args):
 
     from skscalablegp.core.data import random_rows
     from skscalablegp.linalg.solvers import solve
-    from skscalablegp.models.iterative._early_end import LeftOutErrors
-    from skscalablegp.models.iterative._final_solve import _WATCHED
+    from skscalablegp.models.iterative._early_end import HeldOutErrors
     from skscalablegp.models.iterative._plan import NEAREST
     from skscalablegp.preconditioners import PIC
     from skscalablegp.solvers import BlockCG, MaxIterations, RelativeResidual
@@ -151,49 +152,55 @@ def steps(args):
     X, y, X_new, y_new = rows_of(args)
     model, _ = fitted(args, X, y)
     theta, dtype = torch.tensor(model.kernel_.theta), getattr(torch, model.dtype_)
-    problem = model._trained_problem(dtype, keep=8 * len(X) ** 2 < 9e9)
-    operator, tiled = problem.operator(theta), model._trained_problem().operator(theta)
-    scored = corrected_and_not(model, tiled, X_new[:1000], y_new[:1000], NEAREST)
-    rows = random_rows(len(X), _WATCHED, torch.Generator().manual_seed(0))
+    solved = torch.ones(len(X), dtype=torch.bool)
+    solved[random_rows(len(X), len(X) // 50, torch.Generator().manual_seed(0))] = False
+    whole = model._trained_problem(dtype)
+    part = model._trained_problem(dtype, keep=8 * len(X) ** 2 < 9e9).subset(solved.nonzero()[:, 0])
+    operator = part.operator(theta)
+    scored = corrected_and_not(model, whole, theta, solved, X_new[:1000], y_new[:1000], NEAREST)
     stopping = RelativeResidual(1e-3) | MaxIterations(args.max_steps)
     for rank in args.rank:
         begun = time.process_time()
         P = PIC(rank, 2 * rank).build(operator, torch.Generator().manual_seed(0))
         took = round(time.process_time() - begun, 2)
-        seen = Seen(LeftOutErrors(tiled, rows, NEAREST), scored)
-        solve(operator, problem.Y, BlockCG(), stopping=stopping, preconditioner=P, callback=seen)
+        seen = Seen(HeldOutErrors(whole.operator(theta), whole.Y, solved, NEAREST), scored)
+        solve(operator, part.Y, BlockCG(), stopping=stopping, preconditioner=P, callback=seen)
         yield dict(
             n=len(X),
             columns=X.shape[1],
             rank=rank,
             preconditioner_seconds=took,
             ended=seen.ended,
-            values=["step", "residual", "processor seconds", "nlpd of weights", "nlpd corrected"],
+            values=VALUES,
             steps=seen.found,
         )
 
 
-def corrected_and_not(model, tiled, X_new, y_new, k):
+def corrected_and_not(model, whole, theta, solved, X_new, y_new, k):
     """The NLPD of new rows from weights alone, and corrected by neighbours, as a function."""
     import torch
 
     posterior, Z = model._posterior(), model._inputs(X_new)
     Y = torch.as_tensor((y_new[:, None] - model._y_train_mean) / model._y_train_std)
-    cross = posterior.cross(Z)
+    cross, operator = posterior.cross(Z), whole.operator(theta)
     K = cross.to_dense()
     near = K.topk(k, 1, sorted=False).indices
     chosen = K.gather(1, near)
-    pairs = zip(near, chosen, strict=True)
-    c = torch.stack([torch.linalg.solve(tiled.block(rows), of_row) for rows, of_row in pairs])
+    blocks = (operator.block(rows).double() for rows in near)
+    c = torch.stack([torch.linalg.solve(H, k) for H, k in zip(blocks, chosen, strict=True)])
     variance = (cross.prior_diag() - (c * chosen).sum(1) + posterior.noise(Z))[:, None]
+    held = (~solved).nonzero()[:, 0]
+    H, v, left = operator.chosen(held), torch.zeros_like(whole.Y), torch.zeros_like(whole.Y)
 
     def nlpd(mean):
         density = (Y - mean).square() / variance + (2 * torch.pi * variance).log()
         return round(float(density.mean()) / 2, 4)
 
     def scored(state):
-        mean, left = K @ state.x.double(), state.R[near].double()
-        return nlpd(mean), nlpd(mean + torch.einsum("mk,mkt->mt", c, left))
+        v[solved], left[solved] = state.x, state.R
+        left[held] = whole.Y[held] - H.matmul(v)
+        mean = K @ v.double()
+        return nlpd(mean), nlpd(mean + torch.einsum("mk,mkt->mt", c, left[near].double()))
 
     return scored
 
@@ -212,6 +219,7 @@ class Seen:
             self.ended = state.iteration
         norm = round(float(state.residual_norms.max()), 5)
         self.found.append((state.iteration, norm, round(self.spent, 2), *self.scored(state)))
+        self.found[-1] += (round(self.rule.scores[-1], 4),)
         self.since = time.process_time()
 
 

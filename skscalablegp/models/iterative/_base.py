@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 import torch
+from jaxtyping import Int
 from scipy.optimize import minimize_scalar
 from sklearn.gaussian_process.kernels import Kernel
 
@@ -32,6 +33,7 @@ from ...features import sample_prior_features
 from ...kernels import NoSpectralDensity, TorchKernel, default_kernel
 from ...linalg.gradients import GPProblem, GradientState
 from ...linalg.operators import choose_products, compiler_for
+from ._early_end import HeldOutErrors
 from ._final_solve import FinalSolve, final_solve, solve_without
 from ._neighbourhoods import with_neighbourhoods
 from ._plan import EXACT_TRAINING_ROWS, NEAREST, IterativePlan, numpy_cost
@@ -193,20 +195,8 @@ class SolvedGPRegressor(GPRegressorBase):
             return None, self._factorise(kernel, theta, plan, generator)
         problem = self._well_conditioned(theta, plan)
         self.dtype_ = str(problem.X.dtype).removeprefix("torch.")
-        n_samples = plan.n_samples if plan.posterior.value == "pathwise" else 0
-        solves, near = plan.solves, plan.posterior.value == "neighbors"
-
-        def solved(part: GPProblem) -> FinalSolve:
-            own = solves
-            if near:
-                own = solves.of_the_mean(part.operator(theta), plan.room, budget, part.keep)
-            return final_solve(part, theta, own, n_samples, state, generator, budget, near)
-
-        held = None if plan.all_rows or not near else self._held_out(problem, theta, generator)
-        if held is None:
-            final = solved(problem)
-        else:
-            final = solve_without(held, problem, theta, solved)
+        near = plan.posterior.value == "neighbors"
+        final, held = _solved(problem, theta, plan, state, generator, budget)
         if final.samples is not None:
             self._pathwise = to_numpy(final.samples)
         weights, scale = final.weights.cpu().double(), 1.0
@@ -214,28 +204,20 @@ class SolvedGPRegressor(GPRegressorBase):
             # Neighbours correct the mean of a solve that has ended early, or without some rows.
             self._residual = final.left.cpu().double().numpy()
         value, squares = final.value, 0.0
-        # Without this, the errors of the solve would be attributed to the rows.
-        if not plan.all_rows and (near or final.solution.converged):
+        # Without a complete or corrected solve, its errors would be attributed to the rows.
+        if held is not None or (not plan.all_rows and (near or final.solution.converged)):
             posterior = self._iterative_posterior(weights)
             late = budget.limit is not None and budget.left == 0
             left_out = self._left_out_errors(theta, posterior, generator, late, held)
             if held is not None and left_out is not None:
                 more, squares = left_out.given_the_others(theta, len(held))
                 value += more
-            theta, scale = self._best_scale(kernel, theta, left_out)
+            if not plan.all_rows:
+                theta, scale = self._best_scale(kernel, theta, left_out)
             if left_out is not None:
                 final = replace(final, summary=left_out.summary(scale, self._y_train_std))
         self._keep_scaled(kernel, theta, weights, (value, final.std_error), scale, squares)
         return final, 0.0
-
-    def _held_out(
-        self, problem: GPProblem, theta: torch.Tensor, generator: torch.Generator
-    ) -> torch.Tensor | None:
-        """Rows whose targets the neighbours know but the solve does not; None if there are none."""
-        many = min(_LEFT_OUT_NEAR, len(problem.X) // _HELD_SHARE)
-        if many < _FEWEST_HELD or not _has_scale(problem, theta):
-            return None
-        return random_rows(len(problem.X), many, generator).to(problem.X.device)
 
     def _left_out_errors(
         self,
@@ -406,6 +388,41 @@ class SolvedGPRegressor(GPRegressorBase):
             n_nearest=NEAREST if self.posterior_ == "neighbors" else None,
             residual=left,
         )
+
+
+def _solved(
+    problem: GPProblem,
+    theta: torch.Tensor,
+    plan: IterativePlan,
+    state: GradientState,
+    generator: torch.Generator,
+    budget: Budget,
+) -> tuple[FinalSolve, torch.Tensor | None]:
+    """The final solve, and the rows that were held out of it."""
+    n_samples = plan.n_samples if plan.posterior.value == "pathwise" else 0
+    near = plan.posterior.value == "neighbors"
+
+    def solved(part: GPProblem, early: HeldOutErrors | None = None) -> FinalSolve:
+        solves = plan.solves
+        if near:
+            solves = solves.of_the_mean(part.operator(theta), plan.room, budget, part.keep)
+        solves = replace(solves, early=early)
+        return final_solve(part, theta, solves, n_samples, state, generator, budget, near)
+
+    held, ends = None, plan.solves.ends_early and not plan.solves.solver.direct
+    if near and (ends or (not plan.all_rows and _has_scale(problem, theta))):
+        held = _held_out(problem, generator)
+    if held is None:
+        return solved(problem), None
+    return solve_without(held, problem, theta, solved, ends), held
+
+
+def _held_out(problem: GPProblem, generator: torch.Generator) -> Int[torch.Tensor, " h"] | None:
+    """Rows whose targets the neighbours know but the solve does not; None if they are too few."""
+    many = min(_LEFT_OUT_NEAR, len(problem.X) // _HELD_SHARE)
+    if many < _FEWEST_HELD:
+        return None
+    return random_rows(len(problem.X), many, generator).to(problem.X.device)
 
 
 def _has_scale(problem: GPProblem, theta: torch.Tensor) -> bool:

@@ -1,13 +1,14 @@
-"""The end of a last solve whose mean neighbours correct: when left-out errors no longer fall."""
+"""The end of a last solve whose mean neighbours correct: when held-out errors no longer fall."""
 
 from __future__ import annotations
 
 from functools import partial
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from ...core.data import random_rows
 from ...linalg.operators import KernelOperator
 from ...linalg.parallel import map_in_order
 from ...linalg.solvers import Progress, SolverState, Status, StoppingRule, cholesky_with_jitter
@@ -16,52 +17,73 @@ from ...linalg.solvers import Progress, SolverState, Status, StoppingRule, chole
 # rows the NLPD of held-out rows changes by less than 0.002 from the sixth step on
 # (python benchmarks/last_solve.py --part steps --rows 24000 --clock cpu --max-steps 24).
 _STEPS, _SHARE = 4, 0.005
+# Rows that are watched.
+_WATCHED = 512
 # Rows whose covariances with all rows are held in memory at a time.
 _ROWS = 128
 
 
-class LeftOutErrors(StoppingRule):
-    """Success when further steps do not reduce the errors of rows that are left out.
+class HeldOutErrors(StoppingRule):
+    """Success when further steps do not reduce the errors of rows that the solve does not have.
 
-    Neighbours N of row i predict what the weights v of the other rows have left. With the residual
-    r = y - H v and c = H_NN^-1 k_N its error is
-
-        y_i - (sum_{j != i} k_ij v_j + c' (r_N + k_N v_i)) = r_i - c' r_N + (h_ii - k_N' c) v_i,
-
-    in which the last factor is the variance. Far from convergence r is large, but the neighbours
-    know most of it.
+    The weights v of the rows in the solve leave the residual r = y - H v of all rows. A held-out
+    row i is predicted by k_i' v and by what its neighbours N in the solve know of the residual.
+    With c = H_NN^-1 k_N its error is r_i - c' r_N. Far from convergence r is large, but the
+    neighbours know most of it.
 
     Parameters
     ----------
     operator : KernelOperator
-        H, better without a stored matrix, from which blocks of near rows are read slowly.
-    rows : Tensor of shape (m,)
-        The rows that are left out.
+        H of all rows, better without a stored matrix, from which blocks of near rows are read
+        slowly.
+    Y : Tensor of shape (n, t)
+        Targets of all rows.
+    solved : Tensor of shape (n,)
+        Whether a row is in the solve.
     k : int
         Number of neighbours.
 
     Notes
     -----
-    O(m (n + k^3)) operations at first, and O(m k) in a step. `watch` is the callback of the solve;
-    without it the rule has no answer.
+    Up to 512 held-out rows are watched. O(n + k^3) operations each at first, and O(n) in a step.
+    `watch` is the callback of the solve; without it the rule has no answer.
     """
 
-    def __init__(self, operator: KernelOperator, rows: Int[Tensor, " m"], k: int):
-        self._rows, self.scores = rows, list[float]()
-        parts = [_neighbours(operator, part, k) for part in rows.split(_ROWS)]
-        near, coefficients, variance = (torch.cat(found) for found in zip(*parts, strict=True))
-        self._near, self._coefficients, self._variance = near, coefficients, variance
+    def __init__(
+        self, operator: KernelOperator, Y: Float[Tensor, "n t"], solved: Bool[Tensor, " n"], k: int
+    ):
+        self._operator, self._Y, self._solved = operator, Y, solved
+        held = (~solved).nonzero()[:, 0]
+        some = random_rows(len(held), _WATCHED, torch.Generator().manual_seed(0))
+        self._rows, self.scores = held[some.to(held.device)], list[float]()
+        parts = [_neighbours(operator, part, solved, k) for part in self._rows.split(_ROWS)]
+        self._near, self._coefficients, variance = map(torch.cat, zip(*parts, strict=True))
+        self._precision = 1 / variance[:, None]
 
-    def errors(self, v: Float[Tensor, "n t"], r: Float[Tensor, "n t"]) -> Float[Tensor, "m t"]:
-        """The errors of the rows for the weights v with the residual r."""
-        explained = torch.einsum("mk,mkt->mt", self._coefficients, r[self._near].double())
-        own = self._variance[:, None] * v[self._rows]
-        return r[self._rows] - explained + own
+    def errors(
+        self,
+        v: Float[Tensor, "m t"],
+        r: Float[Tensor, "m t"],
+        Y: Float[Tensor, "n t"] | None = None,
+    ) -> Float[Tensor, "h t"]:
+        """The errors of the watched rows for weights v with the residual r of the solved rows.
+
+        They are in the units of Y, by default those of the rule's targets.
+        """
+        weights, left = torch.zeros_like(self._Y), torch.zeros_like(self._Y)
+        weights[self._solved], left[self._solved] = v.to(weights), r.to(left)
+        known = self._operator.chosen(self._rows).matmul(weights)
+        explained = torch.einsum("hk,hkt->ht", self._coefficients, left[self._near].double())
+        return (self._Y if Y is None else Y)[self._rows] - known - explained
 
     def watch(self, state: SolverState) -> None:
         """Compute the score of a step: the mean logarithm of the columns' mean squared errors."""
-        squares = self.errors(state.x, state.R).square() / self._variance[:, None]
-        self.scores.append(float(squares.mean(0).clamp_min(1e-300).log().mean()))
+        # Solvers rescale targets of an extreme size.
+        norms = self._Y[self._solved].double().norm(dim=0).cpu()
+        units = torch.where(norms > 0, state.b_norms / norms, 1.0)
+        errors = self.errors(state.x, state.R, self._Y * units.to(self._Y))
+        squares = (errors.square() * self._precision).mean(0)
+        self.scores.append(float(squares.clamp_min(1e-300).log().mean()))
 
     def check(self, progress: Progress) -> Status | None:
         recent, before = self.scores[-_STEPS:], self.scores[:-_STEPS]
@@ -70,14 +92,13 @@ class LeftOutErrors(StoppingRule):
 
 
 def _neighbours(
-    operator: KernelOperator, rows: Int[Tensor, " m"], k: int
-) -> tuple[Int[Tensor, "m k"], Float[Tensor, "m k"], Float[Tensor, " m"]]:
-    """The neighbours of each row, the coefficients of their values, and the variance given them."""
+    operator: KernelOperator, rows: Int[Tensor, " h"], solved: Bool[Tensor, " n"], k: int
+) -> tuple[Int[Tensor, "h k"], Float[Tensor, "h k"], Float[Tensor, " h"]]:
+    """The solved rows near each row, the coefficients of their values, and the variance left."""
     K = operator.rows(rows)
-    own = torch.arange(len(rows), device=rows.device)
-    diagonal, score = K[own, rows].double(), K.abs()
-    score[own, rows] = -1  # A row is no neighbour of its own.
-    near = score.topk(min(k, K.shape[1] - 1), 1, sorted=False).indices
+    diagonal = K[torch.arange(len(rows), device=rows.device), rows].double()
+    k = min(k, int(solved.sum()))
+    near = torch.where(solved, K.abs(), -1).topk(k, 1, sorted=False).indices
     cross = K.gather(1, near).double()
 
     def coefficients(i: int) -> Tensor:

@@ -11,14 +11,12 @@ import torch
 from jaxtyping import Float, Int
 from torch import Generator, Tensor
 
-from ...core.data import random_rows
 from ...core.training import Budget
 from ...linalg.gradients import GPProblem, GradientState, exact_marginal_likelihood
 from ...linalg.operators import KernelOperator
 from ...linalg.preconditioners import Preconditioner, build_preconditioner
 from ...linalg.solvers import (
     MaxSeconds,
-    RelativeResidual,
     Solution,
     Solver,
     SolverState,
@@ -27,19 +25,13 @@ from ...linalg.solvers import (
     solve,
     stochastic_log_det,
 )
-from ._early_end import LeftOutErrors
+from ._early_end import HeldOutErrors
 from ._plan import EXACT_POSTERIOR_ROWS, NEAREST, SOLVED_VARIANCE_ROWS
 from ._posterior import PathwiseSamples
 from ._solves import Solves, default_preconditioner
 
 # Vectors and steps of the estimate of log|H|; few on large tables, where a step takes a second.
 _MANY, _FEW = (16, 30), (2, 10)
-# Rows that are left out to tell when a solve may end.
-_WATCHED = 512
-# The largest residual with which it does. Left-out errors are too large while the residual is: on
-# 100,000 drawn rows their RMSE is 0.319 at a residual of 0.49, where that of new rows is 0.295
-# (python benchmarks/last_solve.py, benchmarks/results/last_solve.jsonl).
-_LARGEST = 0.1
 
 
 @dataclass(frozen=True)
@@ -98,7 +90,7 @@ def final_solve(
     theta : Tensor of shape (p,)
         Trained log hyperparameters.
     solves : Solves
-        Solver, tolerance and budget.
+        Solver, tolerance and budget, and the rule by which the solve may end early.
     n_samples : int
         Of a pathwise posterior; 0 for the mean alone.
     state : GradientState
@@ -110,7 +102,7 @@ def final_solve(
         current iterate is the result.
     corrected : bool, default=False
         Whether neighbours correct a solve that ends early. Its residuals, and what follows, then
-        need a part of this time. With `Solves.ends_early` it ends when this is enough.
+        need a part of this time.
     """
     operator, estimator = problem.operator(theta), solves.pathwise(n_samples)
     t = problem.Y.shape[1]
@@ -127,10 +119,8 @@ def final_solve(
     if (seconds := budget.for_result(part)) is not None:
         stopping = stopping | MaxSeconds(seconds)
     watch = None
-    if corrected and solves.ends_early and not solves.solver.direct:
-        rows = random_rows(len(B), _WATCHED, torch.Generator().manual_seed(0)).to(B.device)
-        early = LeftOutErrors(replace(problem, keep=False).operator(theta), rows, NEAREST)
-        stopping, watch = stopping | (early & RelativeResidual(_LARGEST)), early.watch
+    if solves.early is not None:
+        stopping, watch = stopping | solves.early, solves.early.watch
     solution, interrupted = _interruptible(
         operator, B, solves.solver, stopping, x0, preconditioner, budget, watch
     )
@@ -162,7 +152,8 @@ def solve_without(
     held: Int[Tensor, " h"],
     problem: GPProblem,
     theta: Float[Tensor, " p"],
-    solved: Callable[[GPProblem], FinalSolve],
+    solved: Callable[[GPProblem, HeldOutErrors | None], FinalSolve],
+    ends_early: bool = False,
 ) -> FinalSolve:
     """The final solve of the rows that are not held out, as one of all rows.
 
@@ -178,7 +169,9 @@ def solve_without(
         All rows.
     theta : Tensor of shape (p,)
     solved : callable
-        The final solve of a part of the rows.
+        The final solve of a part of the rows, with the rule by which it may end early.
+    ends_early : bool, default=False
+        Whether it may end when further steps do not reduce the errors of held-out rows.
 
     Returns
     -------
@@ -189,12 +182,13 @@ def solve_without(
     others[held] = False
     # The part has a workspace of its own.
     problem.workspace.release()
-    final = solved(problem.subset(others.nonzero()[:, 0]))
+    operator = replace(problem, keep=False).operator(theta)
+    early = HeldOutErrors(operator, problem.Y, others, NEAREST) if ends_early else None
+    final = solved(problem.subset(others.nonzero()[:, 0]), early)
     weights, left = torch.zeros_like(problem.Y), torch.zeros_like(problem.Y)
     weights[others] = final.weights
     if final.left is not None:
         left[others] = final.left
-    operator = replace(problem, keep=False).operator(theta)
     left[held] = problem.Y[held] - operator.chosen(held).matmul(weights)
     return replace(final, weights=weights, left=left)
 

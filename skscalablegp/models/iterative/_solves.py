@@ -23,6 +23,7 @@ from ...linalg.solvers import (
     preconditioner_for,
     resolve_solver,
 )
+from ._early_end import HeldOutErrors
 
 # Largest relative residual of solves for variances, absolute and as a multiple of noise / signal;
 # standard deviations are then accurate to 1%.
@@ -68,6 +69,8 @@ class Solves:
         Of factorisations, as a multiple of the mean diagonal entry.
     ends_early : bool
         Whether the last solve may end above its tolerance where neighbours correct the mean.
+    early : HeldOutErrors or None
+        The rule by which it then ends.
     """
 
     solver: Solver
@@ -77,6 +80,7 @@ class Solves:
     warm_start: bool = False
     max_jitter: float = 1e-3
     ends_early: bool = False
+    early: HeldOutErrors | None = None
 
     def pathwise(self, n_probes: int) -> PathwiseGradient:
         """Posterior samples by these solves."""

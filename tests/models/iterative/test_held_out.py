@@ -27,7 +27,8 @@ def test_a_solve_without_some_rows_by_dense_algebra(ended):
     others = np.setdiff1d(np.arange(50), HELD)
     left = None if ended else torch.tensor(rng.standard_normal((47, 2)))
 
-    def solved(part):
+    def solved(part, early):
+        assert early is None
         np.testing.assert_array_equal(part.X, X[others])
         weights = torch.linalg.solve(part.operator(kernel.theta0).to_dense(), part.Y)
         solution = Solution(weights, Status.CONVERGED, torch.zeros(2), 1.0, 1)
@@ -173,12 +174,28 @@ def test_errors_without_time_are_those_of_random_held_out_rows(monkeypatch):
 
 @pytest.mark.usefixtures("large")
 @pytest.mark.parametrize("kind", ["all rows", "known noise", "no amplitude"])
-def test_no_rows_are_held_out_where_they_would_give_no_scale(kind):
-    X, y, _, _ = rough(n_new=1)
-    settings = {"train_on": "all", "max_iter": 2} if kind == "all rows" else {}
-    if kind == "no amplitude":
-        settings = {"kernel": Matern([3.0] * 4, nu=1.5) + WhiteKernel(0.01), "normalize_y": True}
-    noise = 0.5 if kind == "known noise" else None
+def test_rows_are_held_out_to_end_the_solve_where_they_give_no_scale(kind):
+    X, y, new, y_new = rough()
+    rng = np.random.default_rng(1)
+    y, y_new = (z + 0.4 * rng.standard_normal(len(z)) for z in (y, y_new))
+    settings = {}
+    if kind != "known noise":
+        settings = {"kernel": Matern([3.0] * 4, nu=1.5) + WhiteKernel(0.04), "normalize_y": True}
+    if kind == "all rows":
+        settings |= {"train_on": "all", "optimizer": None}
+    noise = 0.16 if kind == "known noise" else None
     ours = IterativeGPRegressor(random_state=0, posterior="neighbors", **settings)
     ours.fit(X, y, noise_variance=noise)
+    assert (ours.alpha_ == 0).sum() == 200
+    rmse = float(ours.fit_report_.summary.split("200 rows have an RMSE of ")[1].split()[0])
+    assert rmse == pytest.approx(np.sqrt(np.mean((y_new - ours.predict(new)) ** 2)), rel=0.15)
+    expected = ours.log_marginal_likelihood(ours.kernel_.theta)
+    assert ours.log_marginal_likelihood_value_ == pytest.approx(
+        expected, abs=0.05 * abs(expected) + 40
+    )
+    # A complete solve needs all rows, and so does one of a small table.
+    train_on = settings.get("train_on", "subsets")
+    ours.set_params(solver="block_cg", train_on=train_on).fit(X, y, noise_variance=noise)
+    assert (ours.alpha_ != 0).all()
+    ours.set_params(solver="auto").fit(X[:900], y[:900], noise_variance=noise)
     assert ours.posterior_ == "neighbors" and (ours.alpha_ != 0).all()
