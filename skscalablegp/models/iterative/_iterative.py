@@ -97,9 +97,9 @@ class IterativeGPRegressor(SolvedGPRegressor):
         Method that computes predictive variances. "exact" is one Cholesky factorisation.
         "neighbors" computes a variance from the 256 training rows with the largest covariances; it
         is never below the exact one. These rows also predict what the last solve has left of the
-        targets. With ``solver="auto"`` the solve ends when its residual is below 0.1 and the
-        errors of left-out rows no longer fall; otherwise only the time limit ends it early. Such a
-        mean costs as much as a variance. "pathwise" uses `n_probes` posterior samples, and "solve"
+        targets. With ``solver="auto"`` the solve ends when the errors of rows that were held out of
+        it no longer fall; otherwise only the time limit ends it early. Such a mean costs as much as
+        a variance. "pathwise" uses `n_probes` posterior samples, and "solve"
         solves a linear system for each prediction. Means, joint covariances and samples use all
         rows in any case. "auto" is "exact" up to 20,000 rows (40,000 on a GPU), "neighbors" up to
         100,000 on a CPU, and "pathwise" otherwise; with an iterative solver given by name, "solve"
