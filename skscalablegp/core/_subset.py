@@ -121,12 +121,20 @@ def checking(run: FitRun) -> Iterator[None]:
 
 
 @contextmanager
-def failing_softly() -> Iterator[None]:
-    """Work that a fit can do without, and which ends where memory or arithmetic fail."""
+def failing_softly() -> Iterator[list[str]]:
+    """Work that a fit can do without, and which ends where memory or arithmetic fail.
+
+    What failed is in the list, in words, after the block.
+    """
+    failed: list[str] = []
     try:
-        yield
-    except (torch.linalg.LinAlgError, FloatingPointError, MemoryError):
-        pass
+        yield failed
+    except MemoryError:
+        failed.append("memory ran out")
+    except torch.linalg.LinAlgError:
+        failed.append("a matrix has no Cholesky factor")
+    except FloatingPointError:
+        failed.append("a number is not finite")
 
 
 def exact_check(

@@ -492,9 +492,14 @@ class NNGPRegressor(GPRegressorBase):
             lost = some is not None and some.trial is not None and not some.promises
             if some is None or not (lost or some.model.n_neighbors == self.n_neighbors_):
                 some = LeaveOneOut(posterior, run.budget, run.generator)
-            why = "time or memory ran out, or a row's neighbours have no Cholesky factor"
-            with run.stage("leave-one-out residuals", optional=True), failing_softly():
+            why = "there was no time to leave rows out"
+            with (
+                run.stage("leave-one-out residuals", optional=True),
+                failing_softly() as failed,
+            ):
                 found, why = some.find()
+            if failed:
+                why = f"rows could not be left out: {failed[0]}"
             if found is None and run.stopped:
                 why = "the fit ended before all rows were left out"
         run.chose("residual_correction", found is not None, why)

@@ -234,14 +234,23 @@ def test_a_trial_promises_nothing_that_the_time_budget_does_not_allow():
         assert some.promises and some.gain == gain
 
 
-def test_a_neighbourhood_without_a_factor_costs_only_the_correction(monkeypatch):
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (torch.linalg.LinAlgError("singular"), "a matrix has no Cholesky factor"),
+        (MemoryError("too much"), "memory ran out"),
+        (FloatingPointError("overflow"), "a number is not finite"),
+    ],
+)
+def test_a_failure_to_leave_rows_out_costs_only_the_correction(monkeypatch, error, words):
     X, y, X_test, _ = table()
 
     def broken(self, rows):
-        raise torch.linalg.LinAlgError("no factor")
+        raise error
 
     monkeypatch.setattr(NeighborPosterior, "left_out", broken)
     gp = model().fit(X, y)
+    assert f"could not be left out: {words}" in gp.fit_report_.ignored["residual_correction"]
     plain = model(residual_correction=False).fit(X, y)
     assert_array_equal(gp.predict(X_test), plain.predict(X_test))
 
