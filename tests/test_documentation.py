@@ -226,6 +226,7 @@ REPORTS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("script", REPORTS)
 def test_tables_of_scores_are_those_that_were_measured(script, tmp_path):
     """Each table that a script makes of ``benchmarks/results`` is the one that a page includes."""

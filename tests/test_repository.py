@@ -204,6 +204,7 @@ def test_modules_inside_folders_are_private():
     assert not public
 
 
+@pytest.mark.slow
 def test_what_a_folder_offers_is_used():
     """Names that an __init__ imports from its modules are imported from it, if only by a test."""
     elsewhere = [

@@ -69,6 +69,7 @@ def test_nothing_learned_is_said(row):
     assert model.fit_report_.status not in ("converged", "completed")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "row",
     rows_of(once_a_class(lambda row: None), [row for row in ROWS if row.classifier]),

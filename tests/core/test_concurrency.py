@@ -63,6 +63,7 @@ def answers(model):
     return np.stack(clone(model).fit(X, y).predict(X[:7], return_std=True))
 
 
+@pytest.mark.slow
 def test_fits_in_threads_are_those_of_fits_alone():
     alone = [answers(model) for model in MODELS]
     with ThreadPoolExecutor(4) as threads:

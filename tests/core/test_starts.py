@@ -264,6 +264,7 @@ def test_of_two_columns_one_may_be_steep_and_the_other_smooth():
     assert steep < np.log(0.3) and smooth > np.log(2)
 
 
+@pytest.mark.slow
 def test_columns_rightly_left_out_stay_so():
     """A hundred one-hot columns, of which three matter a little, and four others."""
     rng = np.random.default_rng(0)

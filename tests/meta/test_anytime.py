@@ -186,6 +186,7 @@ def test_a_member_without_time_for_predictions_is_dropped(clock):
     assert "time sufficed to predict" in model.leaderboard_["late"].note
 
 
+@pytest.mark.slow
 def test_cut_predictions_are_compared_on_common_rows(clock):
     """Members that have predicted different numbers of rows are compared on the same ones."""
     X, y = table(MANY)
@@ -353,6 +354,7 @@ class Column(RegressorMixin, BaseEstimator):
 COLUMNS = [("varying", Column(1)), ("equal", Column(2))]
 
 
+@pytest.mark.slow
 def test_members_have_noise_models_of_their_own():
     """At constant noise the member that is better in half of the rows has less weight."""
     X, y = with_varying_errors(600, 0)

@@ -281,6 +281,7 @@ class TestAutoGPRegressor:
         loss = negative_log_density(y, np.zeros(400), found)
         assert found.min() > 0.5 and loss.mean() < 1.6
 
+    @pytest.mark.slow
     def test_other_targets_of_equal_rows_are_held_out_rows_like_all(self):
         covered = []
         for seed in range(3):
@@ -306,6 +307,7 @@ class TestAutoGPRegressor:
         held[model.held_out_] = True
         assert not np.intersect1d(at[held], at[~held]).size
 
+    @pytest.mark.slow
     def test_mixed_columns(self):
         pd = pytest.importorskip("pandas")
         rng = np.random.default_rng(0)
@@ -451,6 +453,7 @@ def test_a_booster_that_is_not_installed(name, monkeypatch):
         AutoGPRegressor(["linear", name]).fit(*table(100))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n, parts", [(600, 5), (2400, 1)])
 def test_held_out_rows_are_encoded_once(n, parts, monkeypatch):
     rng = np.random.default_rng(0)

@@ -79,6 +79,7 @@ def test_scores_are_kept_where_the_likelihood_gains():
     assert model.fit_report_.status == "completed"
 
 
+@pytest.mark.slow
 def test_columns_stay_where_the_likelihood_gains_nothing():
     X = np.exp(Z)
     assert fitted(X, X[:, 0] + 0.5 * X[:, 1] + 0.1 * Z[:, 2]).encoding_ == []
@@ -104,6 +105,7 @@ def test_an_interrupt_leaves_the_columns():
     assert model.encoding_ == [] and np.isfinite(model.predict(NEW)).all()
 
 
+@pytest.mark.slow
 def test_missing_entries_and_categories_beside_them():
     X = pd.DataFrame(HEAVY, columns=["a", "b", "c"])
     X.insert(0, "city", np.where(Z[:, 2] > 0, "Rome", "Oslo"))
@@ -114,6 +116,7 @@ def test_missing_entries_and_categories_beside_them():
     assert np.isfinite(model.predict(X[:20])).all()
 
 
+@pytest.mark.slow
 def test_many_levels_beside_them():
     """Held-out rows, whose levels are encoded once for all members, have scores, too."""
     X = pd.DataFrame(HEAVY, columns=["a", "b", "c"])
@@ -125,6 +128,7 @@ def test_many_levels_beside_them():
     assert np.corrcoef(model.predict(new), Y)[0, 1] > 0.9
 
 
+@pytest.mark.slow
 def test_other_members_keep_the_columns():
     model = fitted(members=["exact", "linear"])
     assert model.encoding_
@@ -140,6 +144,7 @@ def test_a_step_copies_the_table():
     np.testing.assert_array_equal(HEAVY, before)
 
 
+@pytest.mark.slow
 def test_files_and_modules_have_the_scores(tmp_path):
     model = fitted()
     save(model, tmp_path / "model")

@@ -141,6 +141,7 @@ def test_trees_and_processes_learn_slopes_by_level(member):
     assert model.score(table[900:], y[900:]) > 0.85
 
 
+@pytest.mark.slow
 def test_trees_of_classes_know_categories():
     rng = np.random.default_rng(0)
     town, u = rng.integers(40, size=1500), rng.uniform(-1, 1, 1500)

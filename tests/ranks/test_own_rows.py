@@ -125,7 +125,8 @@ ESTIMATORS = {
     "few rows": RFFRegressor(optimizer=None),
     "few rows in batches": SVGPRegressor(optimizer=None, random_state=0),
 }
-QUICK = ("features", "points", "grids of columns", "batches", "sampled functions", "deep")
+QUICK = ("features", "points", "grids of columns", "batches")
+WAYS = (*QUICK, "sampled functions", "deep")
 
 
 def own(*arrays):
@@ -189,8 +190,8 @@ def assert_same_fits(size, name, targets):
         *(
             pytest.param(*case, marks=pytest.mark.slow)
             for case in [
-                *((3, name, 1) for name in (*QUICK, "robust batches", "series")),
-                *((2, name, 2) for name in QUICK),
+                *((3, name, 1) for name in (*WAYS, "robust batches", "series")),
+                *((2, name, 2) for name in WAYS),
                 *((2, name, 1) for name in ESTIMATORS if name not in (*QUICK, "robust batches")),
             ]
         ),

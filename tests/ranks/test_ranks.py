@@ -323,6 +323,7 @@ def call_of_one():
                 return str(error), time.monotonic() - begun
 
 
+@pytest.mark.slow
 def test_patience_with_a_rank_that_makes_no_call():
     (_, (text, seconds)), _ = launch(2, call_of_one, seconds=60)
     assert "rank 1 did not make this call within 1 s" in text and seconds < 5
@@ -341,6 +342,7 @@ def test_who_waits_for_a_message_of_the_dead_names_it():
     assert (code, dead) == (3, 9) and "rank 1" in text
 
 
+@pytest.mark.slow
 def test_rank_that_dies_in_a_product_is_named_by_all_others():
     answers = launch(3, ask, product_of_the_dead, seconds=60)
     assert codes(answers) == [3, 3, 9], answers

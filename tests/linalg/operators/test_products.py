@@ -161,6 +161,7 @@ def test_an_estimator_says_how_it_multiplies(monkeypatch):
 # ------------------------------------------------------------------ memory
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("keep", [True, False], ids=["kept", "tiled"])
 def test_tiles_shrink_to_the_memory(keep):
     """Until the vectors themselves have no room, which is an error that says what to do."""

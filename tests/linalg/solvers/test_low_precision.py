@@ -73,6 +73,7 @@ def check(product, seeds):
         assert solution.status is Status.CONVERGED and ratio <= 2, (seed, ratio, solution.status)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("product", [tf32, bf16x3])
 def test_targets_are_reached(product):
     check(product, range(25))

@@ -201,6 +201,7 @@ def test_a_given_module_is_copied_and_trained_from_where_it_is():
     assert_array_equal(pickle.loads(pickle.dumps(moved)).predict(X), moved.predict(X))
 
 
+@pytest.mark.slow
 def test_products_share_the_components():
     X, y = table()
     two = ConstantKernel() * RBF() + RBF(3.0)

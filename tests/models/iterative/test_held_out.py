@@ -137,6 +137,7 @@ def test_the_likelihood_is_that_of_all_rows_nearly(settings, monkeypatch):
     assert abs(found - expected) < 0.25 * abs(without - expected)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("large")
 def test_held_out_rows_among_equal_rows_and_several_targets():
     X, y, new, y_new = rough()

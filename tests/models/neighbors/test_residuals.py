@@ -131,6 +131,7 @@ def test_no_correction_without_a_gain():
     assert_array_equal(fitted.predict(X[:9]), alone.predict(X[:9]))
 
 
+@pytest.mark.slow
 def test_a_trial_comes_before_the_work(monkeypatch):
     """200 rows and their neighbours are fewer than a quarter of the table."""
     X, y, _, _ = table(4000, 1)
@@ -255,6 +256,7 @@ def test_a_failure_to_leave_rows_out_costs_only_the_correction(monkeypatch, erro
     assert_array_equal(gp.predict(X_test), plain.predict(X_test))
 
 
+@pytest.mark.slow
 def test_copies_files_and_processes_have_it(tmp_path):
     X, y, X_test, _ = table()
     gp = model().fit(X, y)
