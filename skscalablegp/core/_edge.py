@@ -55,7 +55,7 @@ def ours(error: BaseException, estimator: Any) -> BaseException | None:
         return ValueError(with_name(estimator, f"{found} {remedy[0].upper()}{remedy[1:]}."))
     if isinstance(error, FloatingPointError):
         return ValueError(with_name(estimator, str(error)))
-    if _is_allocation(error):
+    if is_allocation(error):
         remedy = ", ".join(
             ["fewer rows at a time", *(f"a smaller {k}" for k in _SIZES if k in params)]
         )
@@ -79,7 +79,8 @@ def _raised_here(trace: TracebackType | None) -> bool:
     return module.startswith("skscalablegp.")
 
 
-def _is_allocation(error: BaseException) -> bool:
+def is_allocation(error: BaseException) -> bool:
+    """Whether an error says that a device or the process has no more memory."""
     if isinstance(error, torch.OutOfMemoryError):
         return True
     text = str(error)

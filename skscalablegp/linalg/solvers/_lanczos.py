@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from ..._validation import check_integer
-from ..operators import LinearOperator, SelfAdjointOperator, column_dots
+from ..operators import ChosenRows, LinearOperator, SelfAdjointOperator, column_dots
 from ..preconditioners import IdentityPreconditioner, Preconditioner
 
 
@@ -68,9 +69,22 @@ def lanczos(
     k epochs. Every vector is made orthogonal to all former ones, twice, which takes O(n s k^2)
     operations and O(n s k) memory, and twice that memory with a preconditioner.
     """
+    paired = operator.dual if preconditioner is None else preconditioner.solve
+    steps = _steps(V, n_steps, paired)
+    vectors = next(steps)
+    while True:
+        try:
+            vectors = steps.send(operator.image(*vectors))
+        except StopIteration as ended:
+            return ended.value
+
+
+def _steps(
+    V: Float[Tensor, "n s"], n_steps: int, paired: Callable[[Tensor], Tensor]
+) -> Generator[tuple[Tensor, Tensor], Tensor, Lanczos]:
+    """The steps of `lanczos`: yields W and its dual Z, and takes their image H W."""
     n, s = V.shape
     k = min(check_integer("n_steps", n_steps, example=30), n)
-    paired = operator.dual if preconditioner is None else preconditioner.solve
     eps = torch.finfo(V.dtype).eps
     diagonal = torch.ones(s, k, dtype=torch.float64, device=V.device)
     off = torch.zeros(s, k, dtype=torch.float64, device=V.device)
@@ -84,7 +98,7 @@ def lanczos(
         scale = torch.where(alive, 1 / beta, 0.0).to(V.dtype)
         W, Z = W * scale, Z * scale
         basis[:, j], dual[:, j] = W.mT, Z.mT
-        image = operator.image(W, Z)
+        image = yield W, Z
         alpha = column_dots(Z, image)
         diagonal[:, j] = torch.where(alive, alpha, 1.0)
         if j + 1 == k:
@@ -144,15 +158,8 @@ def radau(lanczos: Lanczos, lower: float) -> Lanczos:
     return Lanczos(diagonal, lanczos.off_diagonal, lanczos.basis)
 
 
-def stochastic_log_det(
-    operator: LinearOperator,
-    n_probes: int = 16,
-    n_steps: int = 30,
-    generator: torch.Generator | None = None,
-    preconditioner: Preconditioner | None = None,
-    lower: float | None = None,
-) -> tuple[float, float]:
-    """Estimate log|H| by stochastic Lanczos quadrature, together with the error of the estimate.
+class LogDet:
+    """log|H| by stochastic Lanczos quadrature, whose products may be those of a solve.
 
     log|H| = log|P| + n E[u' log(P^-1/2 H P^-1/2) u] for u uniform on the sphere. For z ~ N(0, P)
     the direction of P^-1/2 z is such a u. Each term is scaled by n rather than by |P^-1/2 z|^2,
@@ -177,28 +184,111 @@ def stochastic_log_det(
         the results of Gauss and Gauss-Radau quadrature, and half their distance is added to the
         standard error.
 
-    Returns
-    -------
-    estimate : float
-    error : float
-        The standard error of the mean over the probes, plus the largest possible bias if `lower`
-        is given.
+    Attributes
+    ----------
+    pending : Tensor of shape (n, s) or None
+        The vectors of which the next step needs the products; None after the last one.
 
     Notes
     -----
     k epochs, O(n s k^2) further operations, and s eigenproblems of size k in float64.
     """
-    n = operator.shape[0]
-    check_integer("n_probes", n_probes, example=16)
-    if generator is None:
-        generator = torch.Generator().manual_seed(0)
-    P = preconditioner or IdentityPreconditioner(n, operator.dtype, operator.device)
-    probes = P.sample(n_probes, generator)
-    found, bias = lanczos(operator, probes, n_steps, preconditioner=preconditioner), 0.0
-    terms = n * quadrature_log(found)
-    # With n steps Gauss quadrature is exact.
-    if lower is not None and found.diagonal.shape[1] < n:
-        below = n * quadrature_log(radau(found, lower))
-        terms, bias = (terms + below) / 2, float((terms - below).mean().abs()) / 2
-    error = float(terms.std() / n_probes**0.5) if n_probes > 1 else float("nan")
-    return P.log_det() + float(terms.mean()), error + bias
+
+    def __init__(
+        self,
+        operator: LinearOperator,
+        n_probes: int = 16,
+        n_steps: int = 30,
+        generator: torch.Generator | None = None,
+        preconditioner: Preconditioner | None = None,
+        lower: float | None = None,
+    ):
+        n = operator.shape[0]
+        check_integer("n_probes", n_probes, example=16)
+        if generator is None:
+            generator = torch.Generator().manual_seed(0)
+        P = preconditioner or IdentityPreconditioner(n, operator.dtype, operator.device)
+        self._operator, self._preconditioner, self._lower = operator, P, lower
+        probes = P.sample(n_probes, generator)
+        paired = operator.dual if preconditioner is None else preconditioner.solve
+        self._steps = _steps(probes, n_steps, paired)
+        self._found: Lanczos | None = None
+        self.pending: Tensor | None = next(self._steps)[1]
+
+    def take(self, image: Float[Tensor, "n s"]) -> None:
+        """Go on with the products of the pending vectors."""
+        try:
+            self.pending = self._steps.send(image)[1]
+        except StopIteration as ended:
+            self.pending, self._found = None, ended.value
+
+    def estimate(self) -> tuple[float, float]:
+        """Take the remaining steps; log|H| and its error.
+
+        The error is the standard error of the mean over the probes, plus the largest possible bias
+        if `lower` is given.
+        """
+        while self.pending is not None:
+            self.take(self._operator.matmul(self.pending))
+        found, bias = self._found, 0.0
+        assert found is not None  # The last step has returned it.
+        n, n_probes = self._operator.shape[0], len(found.diagonal)
+        terms = n * quadrature_log(found)
+        # With n steps Gauss quadrature is exact.
+        if self._lower is not None and found.diagonal.shape[1] < n:
+            below = n * quadrature_log(radau(found, self._lower))
+            terms, bias = (terms + below) / 2, float((terms - below).mean().abs()) / 2
+        error = float(terms.std() / n_probes**0.5) if n_probes > 1 else float("nan")
+        return self._preconditioner.log_det() + float(terms.mean()), error + bias
+
+
+class SharedProducts(LinearOperator):
+    """H, each product of which also takes a step of the estimate of log|H|.
+
+    To evaluate the entries of H takes longer than to multiply them by a few more vectors.
+
+    Parameters
+    ----------
+    operator : LinearOperator
+        H.
+    log_det : LogDet
+        The estimate.
+    """
+
+    def __init__(self, operator: LinearOperator, log_det: LogDet):
+        super().__init__(operator.shape[0], operator.dtype, operator.device)
+        self.noise, self.threaded = operator.noise, operator.threaded
+        self._shared, self._log_det = operator, log_det
+
+    @property
+    def epochs(self) -> float:
+        return self._shared.epochs
+
+    def matmul(self, V: Float[Tensor, "n s"]) -> Float[Tensor, "n s"]:
+        pending = self._log_det.pending
+        if pending is None:
+            return self._shared.matmul(V)
+        products = self._shared.matmul(torch.cat([V, pending.to(V)], 1))
+        own, others = products.split([V.shape[1], pending.shape[1]], 1)
+        self._log_det.take(others.to(pending.dtype, memory_format=torch.contiguous_format))
+        return own.contiguous()
+
+    def rows(self, idx: Int[Tensor, " b"] | slice) -> Float[Tensor, "b n"]:
+        return self._shared.rows(idx)
+
+    def chosen(self, idx: Int[Tensor, " b"] | slice) -> ChosenRows:
+        return self._shared.chosen(idx)
+
+    def block(self, idx: Int[Tensor, " b"]) -> Float[Tensor, "b b"]:
+        return self._shared.block(idx)
+
+    def diag(self) -> Float[Tensor, " n"]:
+        return self._shared.diag()
+
+    def bilinear_grad(
+        self, left: Float[Tensor, "n s"], right: Float[Tensor, "n s"] | None = None
+    ) -> Float[Tensor, " p"]:
+        return self._shared.bilinear_grad(left, right)
+
+    def to_dense(self) -> Float[Tensor, "n n"]:
+        return self._shared.to_dense()

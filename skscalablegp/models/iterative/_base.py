@@ -44,13 +44,14 @@ from ._solves import solver_name
 # of the condition number times unit roundoff is at most the second number
 # (benchmarks/crossover.py --part variances gives the errors on 8,000 rows of pol).
 _PRECISE_ROWS, _ACCURATE = EXACT_TRAINING_ROWS["cpu"], 0.15
-# Rows whose leave-one-out errors give the scale of the kernel. Normal errors give it a relative
-# error of 6 %, or 3 % where variances come from neighbours and more rows cost little; heavy tails
-# give a larger one.
+# Rows whose left-out errors give the scale of the kernel and the errors of the report. Normal
+# errors give it a relative error of 6 %, or 3 % where variances come from neighbours and more rows
+# cost little; heavy tails give a larger one.
 _LEFT_OUT, _LEFT_OUT_NEAR = 512, 2048
-# One row in so many is held out of a solve, unless these are fewer rows than the second number,
-# whose normal errors would give the scale a relative error above 7 %.
-_HELD_SHARE, _FEWEST_HELD = 50, 400
+# One row in so many is held out of a solve that neighbours correct. Fewer rows than the second
+# number would give the scale a relative error above 7 %, so that this many are held out where they
+# are at most one row in the third number; smaller tables are soon solved completely.
+_HELD_SHARE, _FEWEST_HELD, _MOST_HELD_SHARE = 50, 400, 20
 # The largest change of its logarithm by priors.
 _MOST_SCALE = 10.0
 # Known noise below this share of the kernel's white noise counts as none.
@@ -101,6 +102,7 @@ class SolvedGPRegressor(GPRegressorBase):
             GradientState(),
             run.generator,
             Budget(),
+            preview=True,
         )
         problem = table.problem(kernel, plan.torch_dtype, run.device, plan.keep)
         problem = replace(problem, products=self._products(run.device))
@@ -185,8 +187,12 @@ class SolvedGPRegressor(GPRegressorBase):
         state: GradientState,
         generator: torch.Generator,
         budget: Budget,
+        preview: bool = False,
     ) -> tuple[FinalSolve | None, float]:
-        """Set the attributes that predictions need; returns the final solve and the jitter."""
+        """Set the attributes that predictions need; returns the final solve and the jitter.
+
+        A preview has no report, and leaves out fewer rows.
+        """
         self.kernel_ = kernel.to_sklearn(torch.as_tensor(theta))
         # exp(theta) was rounded: this is the theta from which the posterior would be built again.
         theta = torch.tensor(self.kernel_.theta)
@@ -207,7 +213,7 @@ class SolvedGPRegressor(GPRegressorBase):
         # Without a complete or corrected solve, its errors would be attributed to the rows.
         if held is not None or (not plan.all_rows and (near or final.solution.converged)):
             posterior = self._iterative_posterior(weights)
-            late = budget.limit is not None and budget.left == 0
+            late = preview or final.interrupted or (budget.limit is not None and budget.left == 0)
             left_out = self._left_out_errors(theta, posterior, generator, late, held)
             if held is not None and left_out is not None:
                 more, squares = left_out.given_the_others(theta, len(held))
@@ -237,10 +243,9 @@ class SolvedGPRegressor(GPRegressorBase):
         rows = rows if held is None else held[rows.to(held.device)]
         X, Y = problem.X[rows], problem.Y[rows]
         noise = posterior.noise(X)
-        # Posteriors add the white noise of a single row.
-        merged = problem.noise(theta, rows).to(noise) - noise
-        known = torch.zeros_like(noise) if problem.repeats is None else merged
-        left_out = posterior.leave_one_out(rows, X, Y, known)
+        # Posteriors add the white noise of a single row. Merged rows have less, others known noise.
+        own = problem.noise(theta, rows).to(noise) - noise
+        left_out = posterior.leave_one_out(rows, X, Y, own)
         if left_out is None:
             return None
         mean, variance = left_out
@@ -419,10 +424,9 @@ def _solved(
 
 def _held_out(problem: GPProblem, generator: torch.Generator) -> Int[torch.Tensor, " h"] | None:
     """Rows whose targets the neighbours know but the solve does not; None if they are too few."""
-    many = min(_LEFT_OUT_NEAR, len(problem.X) // _HELD_SHARE)
-    if many < _FEWEST_HELD:
-        return None
-    return random_rows(len(problem.X), many, generator).to(problem.X.device)
+    n = len(problem.X)
+    many = min(_LEFT_OUT_NEAR, max(n // _HELD_SHARE, min(_FEWEST_HELD, n // _MOST_HELD_SHARE)))
+    return None if many < _FEWEST_HELD else random_rows(n, many, generator).to(problem.X.device)
 
 
 def _has_scale(problem: GPProblem, theta: torch.Tensor) -> bool:

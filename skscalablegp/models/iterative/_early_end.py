@@ -9,7 +9,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from ...core.data import random_rows
-from ...linalg.operators import KernelOperator
+from ...linalg.operators import ChosenRows, KernelOperator, column_norms
 from ...linalg.parallel import map_in_order
 from ...linalg.solvers import Progress, SolverState, Status, StoppingRule, cholesky_with_jitter
 
@@ -34,14 +34,16 @@ class HeldOutErrors(StoppingRule):
     Parameters
     ----------
     operator : KernelOperator
-        H of all rows, better without a stored matrix, from which blocks of near rows are read
-        slowly.
+        H of all rows.
     Y : Tensor of shape (n, t)
         Targets of all rows.
     solved : Tensor of shape (n,)
         Whether a row is in the solve.
     k : int
         Number of neighbours.
+    keep : bool, default=False
+        Whether the entries of the watched rows are stored, not evaluated in each step. Those of a
+        NumPy kernel are.
 
     Notes
     -----
@@ -50,40 +52,44 @@ class HeldOutErrors(StoppingRule):
     """
 
     def __init__(
-        self, operator: KernelOperator, Y: Float[Tensor, "n t"], solved: Bool[Tensor, " n"], k: int
-    ):
-        self._operator, self._Y, self._solved = operator, Y, solved
-        held = (~solved).nonzero()[:, 0]
-        some = random_rows(len(held), _WATCHED, torch.Generator().manual_seed(0))
-        self._rows, self.scores = held[some.to(held.device)], list[float]()
-        parts = [_neighbours(operator, part, solved, k) for part in self._rows.split(_ROWS)]
-        self._near, self._coefficients, variance = map(torch.cat, zip(*parts, strict=True))
-        self._precision = 1 / variance[:, None]
-
-    def errors(
         self,
-        v: Float[Tensor, "m t"],
-        r: Float[Tensor, "m t"],
-        Y: Float[Tensor, "n t"] | None = None,
-    ) -> Float[Tensor, "h t"]:
-        """The errors of the watched rows for weights v with the residual r of the solved rows.
+        operator: KernelOperator,
+        Y: Float[Tensor, "n t"],
+        solved: Bool[Tensor, " n"],
+        k: int,
+        keep: bool = False,
+    ):
+        held, self._solved = (~solved).nonzero()[:, 0], solved.nonzero()[:, 0]
+        some = random_rows(len(held), _WATCHED, torch.Generator().manual_seed(0))
+        rows = held[some.to(held.device)]
+        parts = [_neighbours(operator, part, solved, k) for part in rows.split(_ROWS)]
+        self._near, self._coefficients, variance = map(torch.cat, zip(*parts, strict=True))
+        self._precision, self.scores = 1 / variance[:, None], list[float]()
+        # Solvers rescale targets of an extreme size: scores are those of targets of norm one.
+        norms = column_norms(Y[self._solved])
+        self._Y = Y[rows] / torch.where(norms > 0, norms, 1.0).to(Y)
+        stored = keep or operator.kernel.numpy_code
+        self._rows = ChosenRows(operator.rows(rows), rows) if stored else operator.chosen(rows)
+        self._n = len(Y)
 
-        They are in the units of Y, by default those of the rule's targets.
+    def errors(self, v: Float[Tensor, "m t"], r: Float[Tensor, "m t"]) -> Float[Tensor, "h t"]:
+        """The errors of the watched rows, if all targets are divided by their norms in the solve.
+
+        Parameters
+        ----------
+        v, r : Tensors of shape (m, t)
+            The weights for such targets, and what they leave of the m rows in the solve.
         """
-        weights, left = torch.zeros_like(self._Y), torch.zeros_like(self._Y)
-        weights[self._solved], left[self._solved] = v.to(weights), r.to(left)
-        known = self._operator.chosen(self._rows).matmul(weights)
+        weights, left = (v.new_zeros(self._n, v.shape[1]) for _ in range(2))
+        weights[self._solved], left[self._solved] = v, r
         explained = torch.einsum("hk,hkt->ht", self._coefficients, left[self._near].double())
-        return (self._Y if Y is None else Y)[self._rows] - known - explained
+        return self._Y - self._rows.matmul(weights.to(self._Y)) - explained
 
     def watch(self, state: SolverState) -> None:
         """Compute the score of a step: the mean logarithm of the columns' mean squared errors."""
-        # Solvers rescale targets of an extreme size.
-        norms = self._Y[self._solved].double().norm(dim=0).cpu()
-        units = torch.where(norms > 0, state.b_norms / norms, 1.0)
-        errors = self.errors(state.x, state.R, self._Y * units.to(self._Y))
-        squares = (errors.square() * self._precision).mean(0)
-        self.scores.append(float(squares.clamp_min(1e-300).log().mean()))
+        norms = torch.where(state.b_norms > 0, state.b_norms, 1.0).to(state.x)
+        squares = self.errors(state.x / norms, state.R / norms).square() * self._precision
+        self.scores.append(float(squares.mean(0).clamp_min(1e-300).log().mean()))
 
     def check(self, progress: Progress) -> Status | None:
         recent, before = self.scores[-_STEPS:], self.scores[:-_STEPS]
@@ -98,7 +104,7 @@ def _neighbours(
     K = operator.rows(rows)
     diagonal = K[torch.arange(len(rows), device=rows.device), rows].double()
     k = min(k, int(solved.sum()))
-    near = torch.where(solved, K.abs(), -1).topk(k, 1, sorted=False).indices
+    near = K.abs().masked_fill_(~solved, -1).topk(k, 1, sorted=False).indices
     cross = K.gather(1, near).double()
 
     def coefficients(i: int) -> Tensor:

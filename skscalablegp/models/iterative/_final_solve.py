@@ -13,17 +13,19 @@ from torch import Generator, Tensor
 
 from ...core.training import Budget
 from ...linalg.gradients import GPProblem, GradientState, exact_marginal_likelihood
-from ...linalg.operators import KernelOperator
+from ...linalg.operators import KernelOperator, LinearOperator
 from ...linalg.preconditioners import Preconditioner, build_preconditioner
 from ...linalg.solvers import (
+    CG,
+    LogDet,
     MaxSeconds,
+    SharedProducts,
     Solution,
     Solver,
     SolverState,
     Status,
     preconditioner_for,
     solve,
-    stochastic_log_det,
 )
 from ._early_end import HeldOutErrors
 from ._plan import EXACT_POSTERIOR_ROWS, NEAREST, SOLVED_VARIANCE_ROWS
@@ -86,7 +88,7 @@ def final_solve(
     Parameters
     ----------
     problem : GPProblem
-        All rows.
+        The rows of the solve.
     theta : Tensor of shape (p,)
         Trained log hyperparameters.
     solves : Solves
@@ -121,8 +123,9 @@ def final_solve(
     watch = None
     if solves.early is not None:
         stopping, watch = stopping | solves.early, solves.early.watch
+    products, log_det = _shared(operator, solves.solver, preconditioner, generator, budget)
     solution, interrupted = _interruptible(
-        operator, B, solves.solver, stopping, x0, preconditioner, budget, watch
+        products, B, solves.solver, stopping, x0, preconditioner, budget, watch
     )
     solved, samples = solution.value.to(problem.X.dtype), None
     weights = solved[:, :t]
@@ -140,9 +143,9 @@ def final_solve(
             if preconditioner.rank == 0:
                 chosen = preconditioner_for(solves.variances) or default_preconditioner()
                 preconditioner = build_preconditioner(chosen, operator, generator)
-            value, error = _estimate_likelihood(
-                problem, operator, weights, preconditioner, generator
-            )
+            log_det = log_det or _log_det(operator, preconditioner, generator)
+            R = problem.Y - operator.matmul(weights) if left is None else left
+            value, error = _estimate_likelihood(problem, theta, weights, R, preconditioner, log_det)
     interrupted = interrupted or ending.reason == "interrupted"
     early = left is not None
     return FinalSolve(solution, weights, samples, value, error, interrupted, left, early)
@@ -183,7 +186,9 @@ def solve_without(
     # The part has a workspace of its own.
     problem.workspace.release()
     operator = replace(problem, keep=False).operator(theta)
-    early = HeldOutErrors(operator, problem.Y, others, NEAREST) if ends_early else None
+    early = None
+    if ends_early:
+        early = HeldOutErrors(operator, problem.Y, others, NEAREST, problem.keep)
     final = solved(problem.subset(others.nonzero()[:, 0]), early)
     weights, left = torch.zeros_like(problem.Y), torch.zeros_like(problem.Y)
     weights[others] = final.weights
@@ -194,7 +199,7 @@ def solve_without(
 
 
 def _interruptible(
-    operator: KernelOperator,
+    operator: LinearOperator,
     B: Float[Tensor, "n s"],
     solver: Solver,
     stopping: Any,
@@ -228,32 +233,55 @@ def _interruptible(
     return Solution(value, Status.MAX_ITER, residuals, operator.epochs, state.iteration), True
 
 
-def _estimate_likelihood(
-    problem: GPProblem,
+def _shared(
     operator: KernelOperator,
-    V: Float[Tensor, "n t"],
+    solver: Solver,
     preconditioner: Preconditioner,
     generator: Generator,
+    budget: Budget,
+) -> tuple[LinearOperator, LogDet | None]:
+    """The operator of a solve, whose products also estimate log|H|, and this estimate.
+
+    With a time limit the solve has all of the time.
+    """
+    estimated = operator.shape[0] > SOLVED_VARIANCE_ROWS and preconditioner.rank > 0
+    if not (estimated and budget.limit is None and isinstance(solver, CG)):
+        return operator, None
+    log_det = _log_det(operator, preconditioner, generator)
+    return SharedProducts(operator, log_det), log_det
+
+
+def _log_det(
+    operator: KernelOperator, preconditioner: Preconditioner, generator: Generator
+) -> LogDet:
+    """The estimate of log|H| by stochastic Lanczos quadrature.
+
+    Without a preconditioner so few steps have a bias of hundreds of nats.
+    """
+    vectors, steps = _MANY if operator.shape[0] <= EXACT_POSTERIOR_ROWS["cpu"] else _FEW
+    return LogDet(operator, vectors, steps, generator, preconditioner, preconditioner.lower)
+
+
+def _estimate_likelihood(
+    problem: GPProblem,
+    theta: Float[Tensor, " p"],
+    V: Float[Tensor, "n t"],
+    R: Float[Tensor, "n t"],
+    preconditioner: Preconditioner,
+    log_det: LogDet,
 ) -> tuple[float, float]:
-    """log p(Y) and its error; the log determinant by stochastic Lanczos quadrature.
+    """log p(Y) and its error, with R = Y - H V.
 
     The error includes the possible bias of the quadrature if the preconditioner has a bound, and
     what is known only approximately because the solve has a residual.
-
-    Without a preconditioner so few steps have a bias of hundreds of nats, so that one is used even
-    if the solver has none.
     """
-    n, t = problem.Y.shape
-    vectors, steps = _MANY if n <= EXACT_POSTERIOR_ROWS["cpu"] else _FEW
-    log_det, error = stochastic_log_det(
-        operator, vectors, steps, generator, preconditioner, lower=preconditioner.lower
-    )
+    n, t = V.shape
+    estimate, error = log_det.estimate()
     # Y' H^-1 Y = (Y + R)' V + R' H^-1 R, whose last term the preconditioner approximates.
-    R = problem.Y - operator.matmul(V)
     rest = float((R.double() * preconditioner.solve(R).double()).sum())
     quadratic = float(((problem.Y + R).double() * V.double()).sum()) + rest
-    constant = 0.5 * n * t * math.log(2 * math.pi) - problem.repeated(operator.theta, False)[0]
-    return -0.5 * quadratic - 0.5 * t * log_det - constant, 0.5 * (t * error + rest)
+    constant = 0.5 * n * t * math.log(2 * math.pi) - problem.repeated(theta, False)[0]
+    return -0.5 * quadratic - 0.5 * t * estimate - constant, 0.5 * (t * error + rest)
 
 
 def _continues(state: GradientState, problem: GPProblem, n_probes: int) -> bool:

@@ -98,12 +98,12 @@ class IterativeGPRegressor(SolvedGPRegressor):
         "neighbors" computes a variance from the 256 training rows with the largest covariances; it
         is never below the exact one. These rows also predict what the last solve has left of the
         targets. With ``solver="auto"`` the solve ends when the errors of rows that were held out of
-        it no longer fall; otherwise only the time limit ends it early. Such a mean costs as much as
-        a variance. "pathwise" uses `n_probes` posterior samples, and "solve"
-        solves a linear system for each prediction. Means, joint covariances and samples use all
-        rows in any case. "auto" is "exact" up to 20,000 rows (40,000 on a GPU), "neighbors" up to
-        100,000 on a CPU, and "pathwise" otherwise; with an iterative solver given by name, "solve"
-        up to 3,000 rows and "pathwise" above.
+        it no longer fall, from 8,000 distinct rows on; with a solver given by name, only the time
+        limit ends it early. Such a mean costs as much as a variance. "pathwise" uses `n_probes`
+        posterior samples, and "solve" solves a linear system for each prediction. Means, joint
+        covariances and samples use all rows in any case. "auto" is "exact" up to 20,000 rows
+        (40,000 on a GPU), "neighbors" up to 100,000 on a CPU, and "pathwise" otherwise; with an
+        iterative solver given by name, "solve" up to 3,000 rows and "pathwise" above.
     n_probes : int or "auto", default="auto"
         Number of probe vectors for the trace in the gradient. They are also the samples of a
         pathwise posterior. "auto" is 32 if only gradients use them, and 64 if variances do.
@@ -169,9 +169,10 @@ class IterativeGPRegressor(SolvedGPRegressor):
     X_train_, y_train_ : ndarray
         The rows from which predictions are made, and their normalised targets.
     alpha_ : ndarray of shape (n,) or (n, t)
-        The dual weights H^-1 y. From 20,000 rows on, with ``train_on="subsets"`` and variances
-        from neighbours, one row in 50 (at most 2,048 rows) is held out of the last solve. The
-        weights of these rows are zero.
+        The dual weights H^-1 y. Where variances come from neighbours, one distinct row in 50 (at
+        least 400 and at most 2,048) is held out of the last solve, from 8,000 distinct rows on.
+        The weights of these rows are zero. With a solver given by name, rows are held out only with
+        ``train_on="subsets"`` and a kernel whose variances are all free.
     log_marginal_likelihood_value_ : float
         The log marginal likelihood at `kernel_`, in units of the normalised target. If the
         posterior is not exact and there are more than 3,000 rows, it is a stochastic Lanczos

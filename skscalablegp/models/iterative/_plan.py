@@ -213,7 +213,7 @@ def plan(
         given["solver_max_epochs"],
         given["solver_warm_start"],
         max_jitter(params.solver, params.gradient),
-        ends_early=is_auto(params.solver),
+        ends_early=is_auto(given["solver"]),
     )
     keep = keeps_matrix(n, dtype, machine, exact) and (exact or params.products not in _FUSED)
     products = None if keep else plan_products(params.products, machine)

@@ -500,7 +500,7 @@ class NNGPRegressor(GPRegressorBase):
                 found, why = some.find()
             if failed:
                 why = f"rows could not be left out: {failed[0]}"
-            if found is None and run.stopped:
+            elif found is None and run.stopped:
                 why = "the fit ended before all rows were left out"
         run.chose("residual_correction", found is not None, why)
         if found is None and self.residual_correction is True:

@@ -4,9 +4,10 @@ import pytest
 import torch
 from oracles import DenseOperator, generator, kernel_problem, normal, spectrum_problem, z_score
 
-from skscalablegp.linalg.solvers import lanczos, radau, stochastic_log_det
+from skscalablegp.linalg.solvers import LogDet, SharedProducts, lanczos, radau, solve
 from skscalablegp.linalg.solvers._lanczos import quadrature_log
 from skscalablegp.preconditioners import Nystrom, PivotedCholesky
+from skscalablegp.solvers import ADASAP, CG, BlockCG, RelativeResidual
 
 
 def test_basis_and_matrix_belong_together():
@@ -57,7 +58,7 @@ def test_log_det_is_unbiased(config):
     truth = float(torch.linalg.slogdet(problem.H)[1])
     estimates, errors = [], []
     for seed in range(40):
-        estimate, error = stochastic_log_det(operator, 8, 60, generator(seed), P)
+        estimate, error = LogDet(operator, 8, 60, generator(seed), P).estimate()
         estimates.append(estimate)
         errors.append(error)
     estimates = torch.tensor(estimates, dtype=torch.float64)
@@ -97,7 +98,7 @@ def test_gauss_and_radau_bracket_the_logarithm(k, config):
         moments = torch.linalg.matrix_power(T, degree)[:, 0, 0]
         torch.testing.assert_close(moments, values**degree @ weights, rtol=1e-8, atol=0)
 
-    estimate, error = stochastic_log_det(operator, s, k, generator(3), P, lower)
+    estimate, error = LogDet(operator, s, k, generator(3), P, lower).estimate()
     middle, half = n * (over + under) / 2, n * float((over - under).mean()) / 2
     assert estimate == pytest.approx(log_det + float(middle.mean()), rel=1e-9)
     assert error == pytest.approx(float(middle.std()) / s**0.5 + half, rel=1e-9)
@@ -105,8 +106,8 @@ def test_gauss_and_radau_bracket_the_logarithm(k, config):
 
 def test_all_steps_leave_no_bias():
     operator = kernel_problem(n=15, noise=0.05).operator()
-    with_bound = stochastic_log_det(operator, 4, 15, generator(), lower=0.05)
-    assert with_bound == stochastic_log_det(operator, 4, 15, generator())
+    with_bound = LogDet(operator, 4, 15, generator(), lower=0.05).estimate()
+    assert with_bound == LogDet(operator, 4, 15, generator()).estimate()
 
 
 def test_error_falls_with_the_preconditioner():
@@ -116,7 +117,7 @@ def test_error_falls_with_the_preconditioner():
     errors = []
     for rank in (1, 20, 80):
         P = PivotedCholesky(rank).build(operator)
-        estimate, error = stochastic_log_det(operator, 10, 40, generator(), P)
+        estimate, error = LogDet(operator, 10, 40, generator(), P).estimate()
         errors.append(error)
         assert abs(estimate - truth) < 4 * error + 1e-5
     assert errors[0] > 2 * errors[1] > 4 * errors[2]
@@ -126,21 +127,44 @@ def test_float32_agrees():
     problem = kernel_problem(n=80, noise=1e-1)
     operator = problem.operator(torch.float32)
     P = PivotedCholesky(20).build(operator)
-    estimate, error = stochastic_log_det(operator, 16, 30, generator(), P)
+    estimate, error = LogDet(operator, 16, 30, generator(), P).estimate()
     truth = float(torch.linalg.slogdet(problem.H)[1])
     assert abs(estimate - truth) < 4 * error + 1e-2
 
 
+@pytest.mark.parametrize("solver", [CG(), BlockCG(), ADASAP()], ids=repr)
+@pytest.mark.parametrize("n_steps", [4, 60])
+def test_a_solve_that_shares_its_products(solver, n_steps):
+    problem = kernel_problem(n=80)
+    P = PivotedCholesky(20).build(problem.operator())
+
+    def solved(operator):
+        return solve(operator, problem.B, solver, stopping=RelativeResidual(1e-6), preconditioner=P)
+
+    def log_det(operator):
+        return LogDet(operator, 3, n_steps, generator(1), P, P.lower)
+
+    alone, shared = problem.operator(), problem.operator()
+    plain, expected = solved(alone), log_det(alone).estimate()
+    both = log_det(shared)
+    solution = solved(SharedProducts(shared, both))
+    taken = 0 if isinstance(solver, ADASAP) else min(n_steps, solution.n_iter)
+    torch.testing.assert_close(solution.value, plain.value)
+    assert solution.epochs == pytest.approx(plain.epochs)
+    assert both.estimate() == pytest.approx(expected)
+    assert shared.epochs == pytest.approx(alone.epochs - taken, abs=1.01)
+
+
 def test_one_probe_has_no_error_and_seed_zero_is_the_default():
     problem = kernel_problem(n=20)
-    estimate, error = stochastic_log_det(problem.operator(), 1, 5)
+    estimate, error = LogDet(problem.operator(), 1, 5).estimate()
     assert error != error
-    assert (estimate,) == stochastic_log_det(problem.operator(), 1, 5, generator(0))[:1]
+    assert (estimate,) == LogDet(problem.operator(), 1, 5, generator(0)).estimate()[:1]
 
 
 def test_wrong_counts_say_so():
     problem = kernel_problem(n=5)
     with pytest.raises(ValueError, match="n_probes must be an integer of at least 1"):
-        stochastic_log_det(problem.operator(), 0)
+        LogDet(problem.operator(), 0).estimate()
     with pytest.raises(ValueError, match="n_steps must be an integer of at least 1"):
         lanczos(problem.operator(), problem.B, 0)

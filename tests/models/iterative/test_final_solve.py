@@ -29,7 +29,7 @@ from skscalablegp.gradients import PathwiseGradient
 from skscalablegp.kernels import compile_kernel
 from skscalablegp.linalg.gradients import GPProblem, GradientState
 from skscalablegp.linalg.preconditioners import build_preconditioner
-from skscalablegp.linalg.solvers import stochastic_log_det
+from skscalablegp.linalg.solvers import LogDet
 from skscalablegp.models.iterative import _final_solve, _neighbourhoods
 from skscalablegp.models.iterative._neighbourhoods import NeighbourhoodGradient, _density
 from skscalablegp.models.iterative._solves import Solves, named_solver
@@ -70,15 +70,16 @@ def test_a_preconditioner_without_a_bound_gives_none(monkeypatch):
     other = PivotedCholesky(20).build(ten.operator(ten.kernel.theta0))
     seen = []
 
-    def seeing(*args, lower):
-        seen.append(lower)
-        return stochastic_log_det(*args, lower=lower)
+    def seeing(*args):
+        seen.append(args[-1])
+        return LogDet(*args)
 
-    monkeypatch.setattr(_final_solve, "stochastic_log_det", seeing)
+    monkeypatch.setattr(_final_solve, "LogDet", seeing)
     for given in (PivotedCholesky(20), other):
         P = build_preconditioner(given, operator)
         seed = torch.Generator().manual_seed(0)
-        value, error = _final_solve._estimate_likelihood(problem, operator, V, P, seed)
+        log_det, R = _final_solve._log_det(operator, P, seed), problem.Y - operator.matmul(V)
+        value, error = _final_solve._estimate_likelihood(problem, compiled.theta0, V, R, P, log_det)
         assert abs(value - truth) < 4 * error
     assert seen == [1.0, None]
 

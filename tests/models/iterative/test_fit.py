@@ -250,7 +250,7 @@ def test_an_interrupted_likelihood_leaves_the_solution(thresholds, monkeypatch):
     def interrupted(*args, **kwargs):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(_final_solve, "stochastic_log_det", interrupted)
+    monkeypatch.setattr(_final_solve.LogDet, "estimate", interrupted)
     model = IterativeGPRegressor(kernel(), solver="cg", optimizer=None, random_state=0)
     model, _ = fitted(model, X, y)
     assert model.fit_report_.status == "interrupted"

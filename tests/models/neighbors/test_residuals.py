@@ -240,6 +240,7 @@ def test_a_trial_promises_nothing_that_the_time_budget_does_not_allow():
     [
         (torch.linalg.LinAlgError("singular"), "a matrix has no Cholesky factor"),
         (MemoryError("too much"), "memory ran out"),
+        (RuntimeError("can't allocate memory: you tried to allocate 9 bytes"), "memory ran out"),
         (FloatingPointError("overflow"), "a number is not finite"),
     ],
 )
