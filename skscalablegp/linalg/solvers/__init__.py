@@ -10,7 +10,7 @@ from pkgutil import iter_modules
 from ._base import SOLVERS, Column, Solver, SolverState
 from ._cg import CG, CGState
 from ._cholesky import Cholesky, cholesky_with_jitter
-from ._lanczos import Lanczos, LogDet, SharedProducts, lanczos, radau
+from ._lanczos import Lanczos, LogDet, WithLogDet, lanczos, radau
 from ._loop import solve
 from ._resolve import preconditioner_for, resolve_solver
 from ._solution import Solution, SolveSummary, Status

@@ -242,7 +242,7 @@ class LogDet:
         return self._preconditioner.log_det() + float(terms.mean()), error + bias
 
 
-class SharedProducts(LinearOperator):
+class WithLogDet(LinearOperator):
     """H, each product of which also takes a step of the estimate of log|H|.
 
     To evaluate the entries of H takes longer than to multiply them by a few more vectors.
@@ -258,37 +258,37 @@ class SharedProducts(LinearOperator):
     def __init__(self, operator: LinearOperator, log_det: LogDet):
         super().__init__(operator.shape[0], operator.dtype, operator.device)
         self.noise, self.threaded = operator.noise, operator.threaded
-        self._shared, self._log_det = operator, log_det
+        self._operator, self._log_det = operator, log_det
 
     @property
     def epochs(self) -> float:
-        return self._shared.epochs
+        return self._operator.epochs
 
     def matmul(self, V: Float[Tensor, "n s"]) -> Float[Tensor, "n s"]:
         pending = self._log_det.pending
         if pending is None:
-            return self._shared.matmul(V)
-        products = self._shared.matmul(torch.cat([V, pending.to(V)], 1))
+            return self._operator.matmul(V)
+        products = self._operator.matmul(torch.cat([V, pending.to(V)], 1))
         own, others = products.split([V.shape[1], pending.shape[1]], 1)
         self._log_det.take(others.to(pending.dtype, memory_format=torch.contiguous_format))
         return own.contiguous()
 
     def rows(self, idx: Int[Tensor, " b"] | slice) -> Float[Tensor, "b n"]:
-        return self._shared.rows(idx)
+        return self._operator.rows(idx)
 
     def chosen(self, idx: Int[Tensor, " b"] | slice) -> ChosenRows:
-        return self._shared.chosen(idx)
+        return self._operator.chosen(idx)
 
     def block(self, idx: Int[Tensor, " b"]) -> Float[Tensor, "b b"]:
-        return self._shared.block(idx)
+        return self._operator.block(idx)
 
     def diag(self) -> Float[Tensor, " n"]:
-        return self._shared.diag()
+        return self._operator.diag()
 
     def bilinear_grad(
         self, left: Float[Tensor, "n s"], right: Float[Tensor, "n s"] | None = None
     ) -> Float[Tensor, " p"]:
-        return self._shared.bilinear_grad(left, right)
+        return self._operator.bilinear_grad(left, right)
 
     def to_dense(self) -> Float[Tensor, "n n"]:
-        return self._shared.to_dense()
+        return self._operator.to_dense()

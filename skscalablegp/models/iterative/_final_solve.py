@@ -19,7 +19,7 @@ from ...linalg.solvers import (
     CG,
     LogDet,
     MaxSeconds,
-    SharedProducts,
+    WithLogDet,
     Solution,
     Solver,
     SolverState,
@@ -123,7 +123,7 @@ def final_solve(
     watch = None
     if solves.early is not None:
         stopping, watch = stopping | solves.early, solves.early.watch
-    products, log_det = _shared(operator, solves.solver, preconditioner, generator, budget)
+    products, log_det = _with_log_det(operator, solves.solver, preconditioner, generator, budget)
     solution, interrupted = _interruptible(
         products, B, solves.solver, stopping, x0, preconditioner, budget, watch
     )
@@ -233,7 +233,7 @@ def _interruptible(
     return Solution(value, Status.MAX_ITER, residuals, operator.epochs, state.iteration), True
 
 
-def _shared(
+def _with_log_det(
     operator: KernelOperator,
     solver: Solver,
     preconditioner: Preconditioner,
@@ -248,7 +248,7 @@ def _shared(
     if not (estimated and budget.limit is None and isinstance(solver, CG)):
         return operator, None
     log_det = _log_det(operator, preconditioner, generator)
-    return SharedProducts(operator, log_det), log_det
+    return WithLogDet(operator, log_det), log_det
 
 
 def _log_det(

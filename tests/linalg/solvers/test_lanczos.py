@@ -4,7 +4,7 @@ import pytest
 import torch
 from oracles import DenseOperator, generator, kernel_problem, normal, spectrum_problem, z_score
 
-from skscalablegp.linalg.solvers import LogDet, SharedProducts, lanczos, radau, solve
+from skscalablegp.linalg.solvers import LogDet, WithLogDet, lanczos, radau, solve
 from skscalablegp.linalg.solvers._lanczos import quadrature_log
 from skscalablegp.preconditioners import Nystrom, PivotedCholesky
 from skscalablegp.solvers import ADASAP, CG, BlockCG, RelativeResidual
@@ -147,7 +147,7 @@ def test_a_solve_that_shares_its_products(solver, n_steps):
     alone, shared = problem.operator(), problem.operator()
     plain, expected = solved(alone), log_det(alone).estimate()
     both = log_det(shared)
-    solution = solved(SharedProducts(shared, both))
+    solution = solved(WithLogDet(shared, both))
     taken = 0 if isinstance(solver, ADASAP) else min(n_steps, solution.n_iter)
     torch.testing.assert_close(solution.value, plain.value)
     assert solution.epochs == pytest.approx(plain.epochs)
