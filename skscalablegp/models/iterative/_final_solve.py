@@ -19,11 +19,11 @@ from ...linalg.solvers import (
     CG,
     LogDet,
     MaxSeconds,
-    WithLogDet,
     Solution,
     Solver,
     SolverState,
     Status,
+    WithLogDet,
     preconditioner_for,
     solve,
 )
