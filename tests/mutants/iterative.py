@@ -191,7 +191,7 @@ MUTANTS = [
         "models/iterative/_plan.py",
         'ends_early=is_auto(given["solver"])',
         "ends_early=is_auto(params.solver)",
-        "tests/models/iterative/test_held_out.py -k parts_of_a_pass",
+        "tests/models/iterative/test_iterative_plan.py -k nobody_names",
     ),
     (
         "a solve and the estimate of log|H| receive each other's products",

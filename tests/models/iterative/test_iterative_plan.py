@@ -186,3 +186,11 @@ def test_products_are_compiled_where_a_compiler_is(machine, params, products, ke
     plan = plan_of(45_000, machine, **params)
     assert (plan.products and plan.products.value) == products and plan.keep == keep
     assert ("products" in plan.without_effect) == (products is None)
+
+
+def test_only_solvers_that_nobody_names_end_early():
+    """Four steps of a solver in batches that reduce no error are the beginning of a solve."""
+    assert plan_of(60_000).solves.ends_early
+    assert not plan_of(60_000, solver="block_cg").solves.ends_early
+    named = plan_of(60_000, gradient=PathwiseGradient("sdd"), posterior="neighbors")
+    assert named.solver.value == "sdd" and not named.solves.ends_early
