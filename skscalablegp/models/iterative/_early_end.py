@@ -14,7 +14,7 @@ from ...linalg.parallel import map_in_order
 from ...linalg.solvers import Progress, SolverState, Status, StoppingRule, cholesky_with_jitter
 
 # Steps in which the mean squared error has to fall by more than this share of it. On 24,000 drawn
-# rows the NLPD of held-out rows changes by less than 0.002 from the sixth step on
+# rows the NLPD of new rows changes by at most 0.002 from the sixth step on
 # (python benchmarks/last_solve.py --part steps --rows 24000 --clock cpu --max-steps 24).
 _STEPS, _SHARE = 4, 0.005
 # Rows that are watched.
