@@ -187,7 +187,7 @@ def corrected_and_not(model, whole, theta, solved, X_new, y_new, k):
     near = K.topk(k, 1, sorted=False).indices
     chosen = K.gather(1, near)
     blocks = (operator.block(rows).double() for rows in near)
-    c = torch.stack([torch.linalg.solve(H, k) for H, k in zip(blocks, chosen, strict=True)])
+    c = torch.stack([torch.linalg.solve(*pair) for pair in zip(blocks, chosen, strict=True)])
     variance = (cross.prior_diag() - (c * chosen).sum(1) + posterior.noise(Z))[:, None]
     held = (~solved).nonzero()[:, 0]
     H, v, left = operator.chosen(held), torch.zeros_like(whole.Y), torch.zeros_like(whole.Y)
@@ -218,8 +218,8 @@ class Seen:
         if self.ended is None and self.rule.check(None) is not None:
             self.ended = state.iteration
         norm = round(float(state.residual_norms.max()), 5)
-        self.found.append((state.iteration, norm, round(self.spent, 2), *self.scored(state)))
-        self.found[-1] += (round(self.rule.scores[-1], 4),)
+        score = round(self.rule.scores[-1], 4)
+        self.found.append((state.iteration, norm, round(self.spent, 2), *self.scored(state), score))
         self.since = time.process_time()
 
 

@@ -62,14 +62,18 @@ class HeldOutErrors(StoppingRule):
         held, self._solved = (~solved).nonzero()[:, 0], solved.nonzero()[:, 0]
         some = random_rows(len(held), _WATCHED, torch.Generator().manual_seed(0))
         rows = held[some.to(held.device)]
-        parts = [_neighbours(operator, part, solved, k) for part in rows.split(_ROWS)]
+        stored = keep or operator.kernel.numpy_code
+        H = operator.rows(rows) if stored else None
+        self._rows = operator.chosen(rows) if H is None else ChosenRows(H, rows)
+        parts = []
+        for some in torch.arange(len(rows), device=rows.device).split(_ROWS):
+            K = operator.rows(rows[some]) if H is None else H[some]
+            parts.append(_neighbours(operator, K, rows[some], solved, k))
         self._near, self._coefficients, variance = map(torch.cat, zip(*parts, strict=True))
         self._precision, self.scores = 1 / variance[:, None], list[float]()
         # Solvers rescale targets of an extreme size: scores are those of targets of norm one.
         norms = column_norms(Y[self._solved])
         self._Y = Y[rows] / torch.where(norms > 0, norms, 1.0).to(Y)
-        stored = keep or operator.kernel.numpy_code
-        self._rows = ChosenRows(operator.rows(rows), rows) if stored else operator.chosen(rows)
         self._n = len(Y)
 
     def errors(self, v: Float[Tensor, "m t"], r: Float[Tensor, "m t"]) -> Float[Tensor, "h t"]:
@@ -98,10 +102,13 @@ class HeldOutErrors(StoppingRule):
 
 
 def _neighbours(
-    operator: KernelOperator, rows: Int[Tensor, " h"], solved: Bool[Tensor, " n"], k: int
+    operator: KernelOperator,
+    K: Float[Tensor, "h n"],
+    rows: Int[Tensor, " h"],
+    solved: Bool[Tensor, " n"],
+    k: int,
 ) -> tuple[Int[Tensor, "h k"], Float[Tensor, "h k"], Float[Tensor, " h"]]:
-    """The solved rows near each row, the coefficients of their values, and the variance left."""
-    K = operator.rows(rows)
+    """The solved rows near each row of K, the coefficients of their values, the variance left."""
     diagonal = K[torch.arange(len(rows), device=rows.device), rows].double()
     k = min(k, int(solved.sum()))
     near = K.abs().masked_fill_(~solved, -1).topk(k, 1, sorted=False).indices

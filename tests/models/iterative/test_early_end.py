@@ -20,13 +20,13 @@ from skscalablegp.preconditioners import PIC
 from skscalablegp.solvers import BlockCG, MaxIterations
 
 
-def problem_of(n, t=2, noise=0.01, keep=False):
+def problem_of(n, t=2, noise=0.01):
     rng = np.random.default_rng(0)
     X = torch.tensor(rng.uniform(-2, 2, (n, 2)))
     Y = torch.stack([torch.sin(3 * X[:, 0]) * X[:, 1], torch.cos(2 * X[:, 1])][:t], 1)
     Y = Y + noise**0.5 * torch.tensor(rng.standard_normal((n, t)))
     kernel = compile_kernel(Matern(0.8, nu=1.5) + WhiteKernel(noise), 2)
-    return GPProblem(kernel, X, Y, keep=keep)
+    return GPProblem(kernel, X, Y, keep=False)
 
 
 SOLVED = torch.ones(40, dtype=torch.bool)
