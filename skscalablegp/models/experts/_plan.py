@@ -7,6 +7,7 @@ from typing import Any
 
 from ...core import (
     Choice,
+    Machine,
     Plan,
     StageSettings,
     instead,
@@ -17,8 +18,11 @@ from ...core import (
 )
 from ...core.training import resolve_optimizer
 
-# Value of expert_size="auto" on tables that are not small.
-_EXPERT_ROWS = 1024
+# Value of expert_size="auto" on tables that are not small, the share of the memory that factors may
+# take for it, and the number of rows that it has even if they take more.
+_EXPERT_ROWS, _SHARE, _LEAST = 1024, 0.8, 200
+# Rows above which predictions also have factors in single precision.
+MANY_ROWS = 10_000
 # Value of n_experts="auto". Of 1 to 36, 3 and 4 have the lowest errors on kin40k; on protein the
 # number hardly matters (benchmarks/experts.py --nearest).
 _NEAREST = 4
@@ -44,7 +48,23 @@ class ExpertsPlan(Plan):
     stages: StageSettings
 
 
-def plan_experts(params: Any, n: int) -> ExpertsPlan:
+def bytes_of_factors(n: int, rows: float, largest: float, workers: int) -> float:
+    """What factors of experts take, and the matrices of those that are solved at the same time.
+
+    Parameters
+    ----------
+    n : int
+        Rows of the table.
+    rows : float
+        The sum of the squares of the experts' rows.
+    largest : float
+        Rows of the largest expert.
+    workers : int
+    """
+    return (12 if n > MANY_ROWS else 8) * rows + 24 * workers * largest**2
+
+
+def plan_experts(params: Any, n: int, machine: Machine) -> ExpertsPlan:
     """The plan of a fit on n rows.
 
     Raises
@@ -55,7 +75,10 @@ def plan_experts(params: Any, n: int) -> ExpertsPlan:
     _check_rule(params)
     most = small_table_rows(params)
     alone = f"; one expert up to {most:,}" if most else ""
-    default = n if n <= most else min(_EXPERT_ROWS, max(1, n - 1))
+    fitting = _fitting_rows(params, n, machine)
+    default = n if n <= most else min(_EXPERT_ROWS, fitting, max(1, n - 1))
+    if fitting < _EXPERT_ROWS:
+        alone += "; the factors of larger experts would not fit into memory"
     size = resolve(params.expert_size, default, f"{n:,} rows{alone}")
     count = max(1, -(-n // size.value))
     local = params.combination == "gpoe" and params.partition == "kmeans"
@@ -76,6 +99,19 @@ def plan_experts(params: Any, n: int) -> ExpertsPlan:
     fields = instead(n, size.reason, "use a smaller expert_size")
     fields |= only_float64(params, "there is one expert")
     return replace(plan, **fields).ignoring(*_OF_SEVERAL, because="there is one expert")
+
+
+def _fitting_rows(params: Any, n: int, machine: Machine) -> int:
+    """Rows of an expert whose factors fit into memory."""
+    room, size = _SHARE * machine.room, min(n, _EXPERT_ROWS)
+    # With "grbcm", an expert has the rows of the first one beside its own.
+    times = 2 if params.combination == "grbcm" else 1
+    while size > _LEAST:
+        known = times * size
+        if bytes_of_factors(n, n / size * known**2, known, machine.cores) <= room:
+            break
+        size -= 1
+    return size
 
 
 def _check_rule(params: Any) -> None:

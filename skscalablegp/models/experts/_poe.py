@@ -45,11 +45,8 @@ from ._parts import (
     random_parts,
     train_separately,
 )
-from ._plan import ExpertsPlan, plan_experts
+from ._plan import MANY_ROWS, ExpertsPlan, bytes_of_factors, plan_experts
 from ._posterior import ExpertsPosterior
-
-# Rows above which predictions multiply by inverse factors in single precision.
-_MANY_ROWS = 10_000
 
 
 class PoERegressor(GPRegressorBase):
@@ -69,7 +66,8 @@ class PoERegressor(GPRegressorBase):
     expert_size : int or "auto", default="auto"
         Number of training rows of an expert. If the table has no more rows, there is one expert,
         which is the exact Gaussian process under any combination. "auto" is all rows for up to
-        2,000 rows, and 1,024 for more.
+        2,000 rows, and 1,024 for more, or as many as four fifths of the memory allow, at least 200:
+        the factors take 12 n bytes for each row of an expert.
     combination : {"gpoe", "poe", "bcm", "rbcm", "grbcm"}, default="gpoe"
         Rule that combines the predictions of the experts. "gpoe" tends to overestimate variances.
         "poe" is overconfident everywhere, and "bcm" and "rbcm" are overconfident near the data.
@@ -256,7 +254,7 @@ class PoERegressor(GPRegressorBase):
     # ------------------------------------------------------------------ fit
 
     def _planned(self, table: Table, kernel: TorchKernel, run: FitRun) -> ExpertsPlan:
-        return plan_experts(self, len(table.X))
+        return plan_experts(self, len(table.X), run.machine)
 
     def _fit_method(
         self, table: Table, kernel: TorchKernel, plan: ExpertsPlan, run: FitRun
@@ -312,9 +310,9 @@ class PoERegressor(GPRegressorBase):
 
     def _check_factors(self, parts: list[np.ndarray], run: FitRun) -> None:
         rows = sorted((len(part) for part in self._known(parts)), reverse=True)
-        one = 12 if sum(map(len, parts)) > _MANY_ROWS else 8
+        n, squares = sum(map(len, parts)), sum(b * b for b in rows)
         run.check_memory(
-            one * sum(b * b for b in rows) + 24 * n_workers() * rows[0] ** 2,
+            bytes_of_factors(n, squares, rows[0], n_workers()),
             f"{len(rows)} experts of up to {rows[0]} rows (a factor each)",
             f"use an expert_size below {rows[0]}: the factors take bytes in proportion",
         )
@@ -419,7 +417,7 @@ class PoERegressor(GPRegressorBase):
             return self._built_together(problem)
         tables = [ExpertTable.of(problem, part) for part in self.experts_]
         # On large tables, faster predictions are worth the time to compute the inverses.
-        single = self.dtype != "float64" and len(self.X_train_) > _MANY_ROWS
+        single = self.dtype != "float64" and len(self.X_train_) > MANY_ROWS
         thetas = [k.theta for k in self.kernels_]
         experts, value, jitter = build_experts(tables, thetas, self.n_jobs, single)
         posterior = ExpertsPosterior(experts, self._rule, self.experts_, self.n_experts_)

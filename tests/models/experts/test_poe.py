@@ -20,11 +20,12 @@ from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel, Matern, WhiteKernel
 
 from skscalablegp import PoERegressor
-from skscalablegp.core import fitted_process
+from skscalablegp.core import Machine, fitted_process
 from skscalablegp.core.training import Budget
 from skscalablegp.models.experts import COMBINATIONS
 from skscalablegp.models.experts import _parts as _experts
 from skscalablegp.models.experts._parts import global_first, kmeans_parts, random_parts
+from skscalablegp.models.experts._plan import plan_experts
 from skscalablegp.training import Adam
 
 KERNEL = ConstantKernel(1.5) * Matern([0.8, 1.2], nu=1.5) + WhiteKernel(0.05)
@@ -425,6 +426,34 @@ def test_noise_variance_goes_with_its_row():
     assert np.abs(model.predict(X) - y)[quiet].mean() < 0.5
 
 
+@pytest.mark.parametrize(
+    ("rule", "n", "memory", "rows"),
+    [
+        ("gpoe", 1_000_000, None, 1024),
+        ("gpoe", 1_000_000, 1e12, 1024),
+        ("gpoe", 1_000_000, 7.51e9, 500),
+        ("gpoe", 9_000, 6e7, 561),  # with 8 bytes an entry
+        ("grbcm", 1_000_000, 3.007e10, 500),
+        ("gpoe", 1_000_000, 1e9, 200),
+    ],
+)
+def test_auto_takes_experts_whose_factors_fit_into_memory(rule, n, memory, rows):
+    machine = Machine(memory=memory)
+    found = plan_experts(PoERegressor(combination=rule), n, machine).expert_size
+    assert found.value == pytest.approx(rows, abs=1)
+    assert ("would not fit into memory" in found.reason) == (rows < 1024)
+    given = plan_experts(PoERegressor(expert_size=700), n, machine).expert_size
+    assert given.value == 700 and "memory" not in given.reason
+
+
+def test_a_fit_with_little_memory_takes_smaller_experts():
+    X, y, _ = table(3000)
+    settings = dict(optimizer=None, random_state=0, n_experts=4)
+    gp = PoERegressor(memory_budget=1.2e7, **settings).fit(X, y)
+    assert 200 < max(map(len, gp.experts_)) <= 350
+    assert "would not fit into memory" in str(gp.fit_report_)
+
+
 def test_memory_is_checked_before_any_work():
     X, y, _ = table()
     with pytest.raises(MemoryError, match=re.escape("4 experts of up to 30 rows")):
@@ -577,7 +606,7 @@ def test_an_unknown_optimizer_is_named_before_work_starts(monkeypatch):
 
 @pytest.mark.parametrize(("noise", "single"), [(0.05, True), (1e-7, False)])
 def test_single_precision_is_for_variances_that_it_can_hold(monkeypatch, noise, single):
-    monkeypatch.setattr("skscalablegp.models.experts._poe._MANY_ROWS", 100)
+    monkeypatch.setattr("skscalablegp.models.experts._poe.MANY_ROWS", 100)
     X, y, _ = table(400, d=3)
     kernel = Matern(1.5, nu=2.5) + WhiteKernel(noise, "fixed")
     found = {}
@@ -592,7 +621,7 @@ def test_single_precision_is_for_variances_that_it_can_hold(monkeypatch, noise, 
 
 
 def test_rows_that_are_known_better_than_the_checked_ones_are_predicted_in_double(monkeypatch):
-    monkeypatch.setattr("skscalablegp.models.experts._poe._MANY_ROWS", 100)
+    monkeypatch.setattr("skscalablegp.models.experts._poe.MANY_ROWS", 100)
     X, y, _ = table(400, d=2)
     noise, few = np.full(400, 0.05), [101, 203, 307]
     noise[few] = 1e-9
