@@ -10,6 +10,7 @@ from itertools import product
 import numpy as np
 import torch
 
+from ..linalg.blocks import watched
 from ..linalg.gradients import ExactGradient, GPProblem, GradientEstimator
 from ._plan import Plan
 from ._run import FitRun
@@ -127,6 +128,8 @@ def fit_hyperparameters(
         if subsets.only:
             planned = start.stop_reason != "max_iter" or "max_iter" in plan.schedule
             return replace(start, planned=planned)
+    elif compare_starts and not settings.follows_scikit_learn:
+        theta = _suited(problem, estimator, theta, run)
     starts = [theta]
     if estimator.exact:
         bounds = problem.kernel.bounds.numpy()
@@ -139,6 +142,16 @@ def fit_hyperparameters(
         for k, (point, way) in enumerate(product(starts, ways))
     )
     return best_of(attempts, start, run, len(ways))
+
+
+def _suited(
+    problem: GPProblem, estimator: GradientEstimator, theta: np.ndarray, run: Run
+) -> np.ndarray:
+    """The start that suits the estimator, or the given one if time runs out."""
+    with run.budget.may_end(), watched(run.budget.check):
+        run.budget.check()
+        theta = estimator.suited(problem, torch.as_tensor(theta)).numpy()
+    return theta
 
 
 def best_of(

@@ -93,8 +93,17 @@ class TorchKernel:
     @property
     def variances(self) -> Bool[np.ndarray, " p"]:
         """Marks the entries of theta that are variances: amplitudes and noise levels."""
+        return self._named("constant_value", "noise_level")
+
+    @property
+    def noise_levels(self) -> Bool[np.ndarray, " p"]:
+        """Marks the entries of theta that are noise levels."""
+        return self._named("noise_level")
+
+    def _named(self, *endings: str) -> Bool[np.ndarray, " p"]:
+        """Marks the entries of theta by the endings of their names."""
         free = [part for part in self.kernel.hyperparameters if not part.fixed]
-        marks = [part.name.endswith(("constant_value", "noise_level")) for part in free]
+        marks = [part.name.endswith(endings) for part in free]
         return np.repeat(np.array(marks, dtype=bool), [part.n_elements for part in free])
 
     def has_scale(self, theta: Float[Tensor, " p"], X: Float[Tensor, "n d"]) -> bool:

@@ -114,6 +114,14 @@ class GradientEstimator(BaseEstimator, ABC):
         """The state of which `kept` was made, from a new one with the same generator."""
         return state
 
+    def suited(self, problem: GPProblem, theta: Float[Tensor, " p"]) -> Float[Tensor, " p"]:
+        """A start of training that suits this method, from one that suits an exact process.
+
+        The latter has been chosen by exact likelihoods of a few rows. Work between blocks of rows
+        ends if no time is left.
+        """
+        return theta
+
     def on_subset(self) -> GradientEstimator | None:
         """The estimator for training on a subset of rows; None means a default `ExactGradient`."""
         return None

@@ -50,12 +50,58 @@ class CollapsedEvaluation:
     weights: FeatureWeights | None = None
 
 
+@dataclass(frozen=True, eq=False)
+class FeatureSums:
+    """Sums over all rows that determine the likelihood and the weights.
+
+    Attributes
+    ----------
+    gram : Tensor of shape (m, m)
+        phi' D^-1 phi.
+    projected : Tensor of shape (m, t)
+        phi' D^-1 Y.
+    squares, log_noise : Tensor of shape ()
+        tr(Y' D^-1 Y) and log|D|.
+    n : int
+        Number of rows.
+    """
+
+    gram: Float64[Tensor, "m m"]
+    projected: Float64[Tensor, "m t"]
+    squares: Float64[Tensor, ""]
+    log_noise: Float64[Tensor, ""]
+    n: int
+
+    @classmethod
+    def of(
+        cls,
+        problem: GPProblem,
+        theta: Float[Tensor, " p"],
+        features: PriorFeatures,
+        batch_rows: int = BATCH_ROWS,
+    ) -> FeatureSums:
+        """The sums of one pass over the rows; O(n m^2)."""
+        with one_thread():
+            return cls(*problem.total(_sums, features, batch_rows, tensors=[theta]), len(problem.X))
+
+    def with_noise(self, ratio: float) -> FeatureSums:
+        """The sums if all noise variances are `ratio` times as large."""
+        return FeatureSums(
+            self.gram / ratio,
+            self.projected / ratio,
+            self.squares / ratio,
+            self.log_noise + self.n * math.log(ratio),
+            self.n,
+        )
+
+
 def collapsed_marginal_likelihood(
     problem: GPProblem,
     theta: Float[Tensor, " p"],
     features: PriorFeatures,
     eval_gradient: bool = True,
     batch_rows: int = BATCH_ROWS,
+    sums: FeatureSums | None = None,
 ) -> CollapsedEvaluation:
     r"""log N(Y; 0, phi phi' + D) by the matrix inversion lemma, with features computed in batches.
 
@@ -74,6 +120,8 @@ def collapsed_marginal_likelihood(
     eval_gradient : bool, default=True
     batch_rows : int
         Rows in a batch, which do not change the result.
+    sums : FeatureSums, optional
+        Those at theta, if they are known. They are of use if there are fewer features than rows.
 
     Notes
     -----
@@ -81,11 +129,15 @@ def collapsed_marginal_likelihood(
     Rahimi and Recht (2007); Rasmussen and Williams (2006), equations A.9 and A.10.
     """
     theta = theta.detach().double().cpu()
-    few = features.n_features >= len(problem.X)
-    problem, evaluate = (problem.whole(), _by_rows) if few else (problem, _by_columns)
+    few = has_few_rows(problem, features)
+    problem = problem.whole() if few else problem
     # All large operations are shared among the workers; torch's own threads would get in their way.
     with one_thread():
-        found = evaluate(problem, features, theta, batch_rows, eval_gradient)
+        if few:
+            found = _by_rows(problem, features, theta, batch_rows, eval_gradient)
+        else:
+            sums = sums or FeatureSums.of(problem, theta, features, batch_rows)
+            found = _by_columns(problem, features, theta, batch_rows, eval_gradient, sums)
     if problem.repeats is None:
         return found
     more, slopes = problem.repeated(theta, eval_gradient)
@@ -93,33 +145,50 @@ def collapsed_marginal_likelihood(
     return replace(found, value=found.value + more, grad=grad)
 
 
+def has_few_rows(problem: GPProblem, features: PriorFeatures) -> bool:
+    """Whether an n x n matrix takes the place of an m x m matrix."""
+    return features.n_features >= len(problem.X)
+
+
 def feature_weights(
     problem: GPProblem,
     theta: Float[Tensor, " p"],
     features: PriorFeatures,
     batch_rows: int = BATCH_ROWS,
+    sums: FeatureSums | None = None,
 ) -> tuple[FeatureWeights, CollapsedEvaluation]:
     """The posterior of the weights, and the likelihood without its gradient; O(n m^2 + m^3).
 
     With little noise, I + phi' D^-1 phi is too badly conditioned for a Cholesky factorisation.
     Jitter would add to the prior precision I, and variances far from the data would be too small.
     The factor is then computed by a QR decomposition of [D^-1/2 phi; I], whose condition number is
-    the square root of that of the matrix.
+    the square root of that of the matrix. `sums` are as in `collapsed_marginal_likelihood`.
     """
     m, theta = features.n_features, theta.detach().double().cpu()
-    if m >= len(problem.X):
+    if has_few_rows(problem, features):
         problem = problem.whole()
         evaluation = collapsed_marginal_likelihood(problem, theta, features, False, batch_rows)
-        with torch.no_grad():
-            ((phi, Y, noise),) = _Rows(problem, features, batch_rows).batches(theta, len(problem.X))
+        phi, Y, noise = all_rows(problem, theta, features, batch_rows)
         noise, jitter = _resolvable_noise(phi, noise)
         return _orthogonal_weights([_triangle([(phi, Y, noise)])], m, jitter), evaluation
-    evaluation = collapsed_marginal_likelihood(problem, theta, features, False, batch_rows)
+    evaluation = collapsed_marginal_likelihood(problem, theta, features, False, batch_rows, sums)
     if evaluation.jitter == 0:
         return evaluation.weights, evaluation
     return _orthogonal_weights(problem.each(_part_triangle, features, batch_rows, theta), m), (
         evaluation
     )
+
+
+@torch.no_grad()
+def all_rows(
+    problem: GPProblem,
+    theta: Float[Tensor, " p"],
+    features: PriorFeatures,
+    batch_rows: int = BATCH_ROWS,
+) -> tuple[Float64[Tensor, "n m"], Float64[Tensor, "n t"], Float64[Tensor, " n"]]:
+    """phi, Y and the noise variances of all rows, which are few."""
+    (found,) = _Rows(problem, features, batch_rows).batches(theta, len(problem.X))
+    return found
 
 
 def _resolvable_noise(
@@ -274,10 +343,15 @@ def _slopes(
 
 
 def _by_columns(
-    problem: GPProblem, features: PriorFeatures, theta: Tensor, batch: int, eval_gradient: bool
+    problem: GPProblem,
+    features: PriorFeatures,
+    theta: Tensor,
+    batch: int,
+    eval_gradient: bool,
+    sums: FeatureSums,
 ) -> CollapsedEvaluation:
     n, t = problem.Y.shape
-    S, b, c, d = problem.total(_sums, features, batch, tensors=[theta])
+    S, b, c, d = sums.gram, sums.projected, sums.squares, sums.log_noise
     L, jitter = cholesky_with_jitter(S + torch.eye(len(S), dtype=S.dtype, device=S.device))
     W = torch.cholesky_solve(b, L)
     quadratic = float(c - (b * W).sum())
@@ -295,10 +369,9 @@ def _by_rows(
     problem: GPProblem, features: PriorFeatures, theta: Tensor, batch: int, eval_gradient: bool
 ) -> CollapsedEvaluation:
     rows, (n, t) = _Rows(problem, features, batch), problem.Y.shape
-    with torch.no_grad():
-        ((phi, Y, noise),) = rows.batches(theta, n)
-        H = matmul(phi, phi.T)
-        H.diagonal().add_(noise)
+    phi, Y, noise = all_rows(problem, theta, features, batch)
+    H = matmul(phi, phi.T)
+    H.diagonal().add_(noise)
     L, jitter = cholesky_with_jitter(H)
     V = torch.cholesky_solve(Y, L)
     quadratic = float((Y * V).sum())

@@ -9,6 +9,7 @@ from ...features import PriorFeatures
 from ...linalg.gradients import GradientEstimate, GradientEstimator
 from ...linalg.truncation import resolve_truncation
 from ._collapsed import collapsed_marginal_likelihood
+from ._noise import starting_noise
 from ._single_sample import FeatureLevels, single_sample_terms
 
 
@@ -32,6 +33,9 @@ class FeatureGradient(GradientEstimator):
     def estimate(self, problem, theta, state):
         result = collapsed_marginal_likelihood(problem, theta, self.features)
         return GradientEstimate(result.grad, result.value, None, result.jitter), state
+
+    def suited(self, problem, theta):
+        return starting_noise(problem, theta, self.features)
 
 
 class SingleSampleGradient(GradientEstimator):

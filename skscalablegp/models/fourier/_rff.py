@@ -33,6 +33,7 @@ from ...kernels import TorchKernel
 from ...linalg.gradients import GPProblem
 from ._collapsed import BATCH_ROWS, collapsed_marginal_likelihood, feature_weights
 from ._gradients import FeatureGradient
+from ._noise import suited_noise
 from ._plan import FeaturePlan, plan_features, takes_features
 from ._training import check_features
 
@@ -222,7 +223,7 @@ class RFFRegressor(GPRegressorBase):
         problem = table.problem(kernel, torch.float64, run.device, keep=False)
         # Frequencies refer to slots of the compiled kernel, which the trained kernel shares.
         self._features = to_numpy(features)
-        run.preview = lambda model, step: model._finish(problem, features, step.theta)
+        run.preview = lambda model, step: model._finish(problem, features, step.theta, True)
         few = problem.subset(torch.arange(min(len(problem.X), BATCH_ROWS)))
         run.budget.reserve_for(
             lambda: feature_weights(few, kernel.theta0, features), len(problem.X) / len(few.X)
@@ -231,7 +232,8 @@ class RFFRegressor(GPRegressorBase):
         result = train_planned(problem, gradient, plan.training, run)
         if self.kernel is None and self.optimizer is not None:
             self._check_roughness(problem, run)
-        jitter = run.finish("weights", lambda: self._finish(problem, features, result.theta))
+        early = result.stop_reason != "converged"
+        jitter = run.finish("weights", lambda: self._finish(problem, features, result.theta, early))
         run.ended(result.stop_reason, n_iter=result.n_iter, planned=result.planned)
         run.reports(
             jitter=jitter, summary=f"{features.n_features} features in float64 on {run.device}"
@@ -248,10 +250,17 @@ class RFFRegressor(GPRegressorBase):
         if found is not None:
             warn_if_rough(some(3 * FEW_ROWS), found[1], n, run)
 
-    def _finish(self, problem: GPProblem, features: PriorFeatures, theta: Any) -> float:
-        """Set the attributes of the model with these hyperparameters; returns the jitter."""
-        theta = torch.as_tensor(theta)
-        weights, evaluation = feature_weights(problem, theta, features)
+    def _finish(
+        self, problem: GPProblem, features: PriorFeatures, theta: Any, early: bool
+    ) -> float:
+        """Set the attributes of the model with these hyperparameters; returns the jitter.
+
+        If training has ended `early`, the noise is first chosen to suit the others.
+        """
+        theta, sums = torch.as_tensor(theta), None
+        if early:
+            theta, sums = suited_noise(problem, theta, features)
+        weights, evaluation = feature_weights(problem, theta, features, sums=sums)
         self.kernel_ = problem.kernel.to_sklearn(theta)
         self.coef_ = weights.mean.cpu().numpy()
         self.coef_precision_cholesky_ = weights.factor.cpu().numpy()
