@@ -157,6 +157,12 @@ class RFFRegressor(GPRegressorBase):
     A training step costs O(n m^2) time and O(m^2) memory in addition to the table. A predicted mean
     costs O(m) per row, and a variance O(m^2).
 
+    Noise stands for all that the features leave unexplained. Training begins with the noise level
+    that suits the features on some thousand rows. If it ends before it has converged, the noise
+    level is the one with the highest likelihood of all rows, given the other hyperparameters, so
+    that standard deviations fit the errors. Noise known for single rows (an array `alpha`, or
+    `noise_variance`) excludes the latter.
+
     References
     ----------
     A. Rahimi, B. Recht (2007), Random features for large-scale kernel machines.

@@ -542,9 +542,9 @@ def test_the_last_part_survives_one_interrupt(model, module, name, monkeypatch):
             if len(calls) == 1:
                 raise KeyboardInterrupt
 
-        def __call__(self, *args):
+        def __call__(self, *args, **more):
             self.first()
-            return original(*args)
+            return original(*args, **more)
 
         def of(self, *args):
             self.first()
