@@ -121,9 +121,15 @@ def test_noise_stays_within_its_bounds():
     ours = problem(C(1.3) * RBF(0.8) + W(0.01, (5e-3, 0.02)))
     theta, features = ours.kernel.theta0, drawn(ours, FEW)
     assert best(ours, theta, features) > np.log(0.02)
-    found, sums = suited_noise(ours, theta, features)
+    found = suited_noise(ours, theta, features)[0]
     assert float(found[-1].exp()) == pytest.approx(0.02)
     assert_array_equal(found[:-1], theta[:-1])
+    # Of two noise levels, one reaches its bound before the other is large enough.
+    ours = problem(C(1.3) * RBF(0.8) + W(0.01, (5e-3, 0.02)) + W(0.01))
+    theta = ours.kernel.theta0
+    found = suited_noise(ours, theta, features)[0]
+    assert float(found[-2].exp()) == pytest.approx(0.02)
+    assert_allclose(found[-1], best(ours, found, features), atol=1e-4)
 
 
 def test_only_free_noise_changes():
