@@ -149,7 +149,6 @@ def _suited(
 ) -> np.ndarray:
     """The start that suits the estimator, or the given one if time runs out."""
     with run.budget.may_end(), watched(run.budget.check):
-        run.budget.check()
         theta = estimator.suited(problem, torch.as_tensor(theta)).numpy()
     return theta
 
