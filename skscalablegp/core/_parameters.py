@@ -100,8 +100,8 @@ calibrate
     Whether to calibrate the predictive distribution on the training rows.
 local_scale
     Whether standard deviations follow the errors of the nearest training rows.
-residual_correction
-    Whether leave-one-out residuals of the neighbours correct predictions.
+n_wide_neighbors
+    Number of rows of the neighbourhoods that correct predictions from the nearest rows.
 n_refits
     Number of times that the regressor is fitted again with the learned noise.
 n_folds
@@ -326,7 +326,7 @@ PARAMETERS: dict[str, list[Any]] = {
     "train_on": [StrOptions({"auto", "subsets", "all"})],
     "calibrate": ["boolean"],
     "local_scale": ["boolean"],
-    "residual_correction": ["boolean", _AUTO],
+    "n_wide_neighbors": [_NATURAL, _AUTO],
     "n_refits": [_NATURAL],
     "n_folds": [Interval(Integral, 2, None, closed="left")],
     "random_state": ["random_state"],

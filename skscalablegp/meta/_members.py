@@ -129,7 +129,7 @@ def _trained_neighbors(kernel: Any, n: int, seconds: float | None) -> Any:
     if seconds is not None:
         centers = int(np.clip(_CENTERS_A_SECOND * seconds, *_TRAINED_CENTERS))
     # The scores of the documentation are without the correction, which predicts every row.
-    settings = dict(n_centers=centers, residual_correction=False)
+    settings = dict(n_centers=centers, n_wide_neighbors=0)
     if kernel is None:
         return NNGPRegressor(**settings)
     # The kernel has been trained: other starts would only take time.

@@ -51,7 +51,7 @@ class StackedGPRegressor(NamedEstimators, MetaRegressorBase):
         Names and regressors that are stacked. They come from this package or have scikit-learn's
         interface, with or without ``return_std``. They are evaluated in this order. None stacks
         boosted trees with the settings of a `HistGradientBoostingRegressor`, an `NNGPRegressor`
-        with ``local_scale=False`` and ``residual_correction=False`` and, above 2,000 rows, an
+        with ``local_scale=False`` and ``n_wide_neighbors=0`` and, above 2,000 rows, an
         `SCGDDKLRegressor`. These models make different kinds of errors. Above 10,000 rows, the size
         of the trees is chosen on held-out rows: 31 or 127 leaves, or 127 on the residuals of a
         linear model. From there to 50,000 rows, randomised trees are added, whose spread measures
@@ -307,7 +307,7 @@ class StackedGPRegressor(NamedEstimators, MetaRegressorBase):
         if self.estimators is None:
             # A noise model over a stack learns more if local scales are left to it.
             given = [("trees", BoostedTrees(compared=n > _CHOSEN_TREES))]
-            given.append(("neighbors", NNGPRegressor(local_scale=False, residual_correction=False)))
+            given.append(("neighbors", NNGPRegressor(local_scale=False, n_wide_neighbors=0)))
             if n > SMALL_TABLE:
                 given.append(("deep", SCGDDKLRegressor()))
             if _CHOSEN_TREES < n <= _MOST_RANDOMIZED:

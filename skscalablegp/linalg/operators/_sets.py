@@ -165,10 +165,7 @@ def kernel_between_sets(
     for leaf in _leaves(terms):
         left, right = leaf.seen(X), leaf.seen(Z)
         scale = leaf.profile.factor**0.5 / leaf.length_scale.value_like(theta, Z)
-        middle = right.mean(1, keepdim=True)
-        A, B = (((rows - middle) * scale).clamp(-_FAR, _FAR) for rows in (left, right))
-        u = A.square().sum(2)[:, :, None] + B.square().sum(2)[:, None] - 2 * A @ B.mT
-        u = u.clamp_min_(0).flatten(0, 1)
+        u = _squared_distances(left, right, scale).flatten(0, 1)
         values[leaf] = leaf.at(theta, u.sqrt_() if leaf.profile.kink else u)
     total = X.new_zeros(len(X) * X.shape[1], Z.shape[1])
     for term in terms:
@@ -177,6 +174,18 @@ def kernel_between_sets(
             value = values[leaf] * value
         total = total + value
     return total.unflatten(0, X.shape[:2])
+
+
+def _squared_distances(
+    left: Float[Tensor, "s a c"], right: Float[Tensor, "s b c"], scale: Tensor
+) -> Float[Tensor, "s a b"]:
+    """Between the rows of pairs of sets, in units of the length scales."""
+    if left.shape[1] == 1:  # Differences are faster than products with one row.
+        return (right - left).mul_(scale).clamp_(-_FAR, _FAR).square_().sum(2)[:, None]
+    middle = right.mean(1, keepdim=True)
+    A, B = (((rows - middle) * scale).clamp(-_FAR, _FAR) for rows in (left, right))
+    u = A.square().sum(2)[:, :, None] + B.square().sum(2)[:, None] - 2 * A @ B.mT
+    return u.clamp_min_(0)
 
 
 def _leaves(terms: list[Term]) -> list[Stationary]:

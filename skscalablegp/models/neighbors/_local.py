@@ -168,15 +168,12 @@ class Predicted(NamedTuple):
         average if the kernel and the noise suit the neighbourhood. Only with `errors`.
     own : Tensor of shape (b,)
         The part of the variance that is not due to the process which all rows share.
-    weights : Tensor of shape (b, m) or (b, 0)
-        Weights of the neighbours' targets in the mean. Only with `weights`.
     """
 
     mean: Float[Tensor, "b t"]
     variance: Float[Tensor, " b"]
     surprise: Float[Tensor, " b"]
     own: Float[Tensor, " b"]
-    weights: Float[Tensor, "b k"]
 
 
 def predict(
@@ -187,7 +184,6 @@ def predict(
     dtype: torch.dtype,
     errors: bool = True,
     shared: Shared | None = None,
-    weights: bool = False,
 ) -> Predicted:
     """Rows given their neighbours, which are in the order of their distances.
 
@@ -200,13 +196,7 @@ def predict(
         given, V = _given_near(problem, theta, X, near, dtype, shared)
         prior = given.prior
         squares = given.half[:, :NEAREST, 1:].square().mean((1, 2))
-        parts = (
-            given.mean,
-            given.variance,
-            squares,
-            given.variance,
-            _weights(given) if weights else squares[:, None][:, :0],
-        )
+        parts = given.mean, given.variance, squares, given.variance
         found = [part.double() for part in parts]
         if shared is not None and V is not None:
             found[0] = found[0] + V[:, -1].double() @ shared.mean
@@ -224,11 +214,10 @@ def predict(
                     part[lost] = again
         return tuple(found)
 
-    kept = near.shape[1] if weights else 0
     begin, step = starts(len(X), near.shape[1], X.device)
     # What is kept is allocated before: between large matrices it would keep their memory apart.
     parts = X.new_empty(len(X), problem.Y.shape[1]), *X.new_empty(3, len(X))
-    found = Predicted(*parts, X.new_empty(len(X), kept))
+    found = Predicted(*parts)
 
     def write(start: int) -> None:
         some = slice(start, start + step)
@@ -239,6 +228,42 @@ def predict(
         for _ in map_in_order(write, begin, X.device):
             pass
     return found
+
+
+def dual_weights(
+    problem: GPProblem,
+    theta: Float[Tensor, " p"],
+    X: Float[Tensor, "b d"],
+    near: Int[Tensor, "b m"],
+    dtype: torch.dtype,
+) -> Float[Tensor, "b m t"]:
+    """H^-1 Y of the neighbours of each row; m^3 / 3 operations for each.
+
+    Those are computed again in double precision for which single precision cannot resolve the
+    variance of one of the neighbours given those before it.
+    """
+    begin, step = starts(len(X), near.shape[1], X.device)
+    out = X.new_empty(*near.shape, problem.Y.shape[1])
+
+    def answer(X: Tensor, near: Tensor, dtype: torch.dtype) -> Tensor:
+        given, _ = _given_near(problem, theta, X, near, dtype, None)
+        upper, half = given.factor.mT, given.half[:, :, 1:]
+        found = torch.linalg.solve_triangular(upper, half, upper=True).double()
+        if dtype == torch.float32:
+            own = given.factor.diagonal(dim1=1, dim2=2).square()
+            lost = given.failed | ~(own >= _RESOLVED * given.prior[:, None]).all(1)
+            if lost.any():
+                found[lost] = answer(X[lost], near[lost], torch.float64)
+        return found
+
+    def write(start: int) -> None:
+        some = slice(start, start + step)
+        out[some] = answer(X[some], near[some], dtype)
+
+    with torch.no_grad():
+        for _ in map_in_order(write, begin, X.device):
+            pass
+    return out
 
 
 def _given_near(

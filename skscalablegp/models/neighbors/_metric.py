@@ -196,6 +196,11 @@ class Index:
         self._slack = slack(*points.shape)
 
     @property
+    def points(self) -> np.ndarray:
+        """All points, in the order of their numbers."""
+        return np.concatenate([self._tree.data, self._more]) if len(self._more) else self._tree.data
+
+    @property
     def n_in_tree(self) -> int:
         """The number of points in the tree, which come before the others."""
         return self._tree.n

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import torch
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 
 from ...core.posteriors import JointMoments, KernelModule, Moments, PosteriorModule, half_solved
 from ...linalg.gradients import GPProblem
 from ._local import NEAREST, gather
 from ._metric import Metric
 from ._objectives import local_factor
-from ._residuals import Correction, corrected_moments
+from ._wide import Correction, combination, corrected_moments, n_combined
 
 # Noise that keeps equal new rows from being singular, relative to the prior variance.
 _SAME = 1e-12
@@ -59,9 +59,12 @@ class NeighborModule(PosteriorModule):
             "targets": problem.Y,
             "known": noise,
         }
-        self.register_buffer("residuals", None)
+        self._numbers: tuple[float, float, float] | None = None
         if correction is not None:
-            self._numbers, tensors["residuals"] = correction[:3], correction.residuals
+            *numbers, wide = correction
+            self._numbers, self._combined = tuple(numbers), n_combined(wide)
+            tensors |= {"centres": points[wide.centres], "weights": wide.weights}
+            self.register_buffer("wide_rows", wide.rows.long().cpu())
         for name, value in tensors.items():
             self.register_buffer(name, value.detach().double().cpu().clone())
 
@@ -89,6 +92,25 @@ class NeighborModule(PosteriorModule):
         return JointMoments(mean, half @ half.mT, noise)
 
     def moments(self, X: Float[Tensor, "b d"]) -> Moments:
+        mean, variance, half = self._alone(X)
+        if self._numbers is not None:
+            given = mean, variance, self.kernel.diag(X), self._wide_mean(X)
+            mean, variance = corrected_moments(self._numbers, *given)
+        white = self.kernel.noise(X)
+        if self._power > 0:
+            surprise = half[:, :NEAREST, 1:].square().mean((1, 2))
+            factor = local_factor(self._scale * surprise, self._power)
+            variance, white = factor * variance, factor * white
+        return Moments(mean, variance, white)
+
+    def shift(self, X: Float[Tensor, "b d"]) -> Float[Tensor, "b t"]:
+        """By how much the correction moves means."""
+        return self.moments(X).mean - self._alone(X)[0]
+
+    def _alone(
+        self, X: Float[Tensor, "b d"]
+    ) -> tuple[Float[Tensor, "b t"], Float[Tensor, " b"], Float[Tensor, "b m s"]]:
+        """Means and latent variances from the nearest rows, and L^-1 k beside L^-1 Y."""
         # Squared distances but for the norms of the new rows, which do not change the order.
         away = self.norms - 2 * self.metric(X) @ self.points.T
         near = away.topk(self._m, largest=False).indices
@@ -98,12 +120,25 @@ class NeighborModule(PosteriorModule):
         half = half_solved(H, torch.cat([k, Y], 2), prior)
         mean = (half[:, :, :1] * half[:, :, 1:]).sum(1)
         variance = (prior - half[:, :, 0].square().sum(1)).clamp_min(0)
-        if self.residuals is not None:
-            average = self.residuals[near].mean(1)
-            mean, variance = corrected_moments(self._numbers, mean, variance, prior, average)
-        white = self.kernel.noise(X)
-        if self._power > 0:
-            surprise = half[:, :NEAREST, 1:].square().mean((1, 2))
-            factor = local_factor(self._scale * surprise, self._power)
-            variance, white = factor * variance, factor * white
-        return Moments(mean, variance, white)
+        return mean, variance, half
+
+    def _wide_mean(self, X: Float[Tensor, "b d"]) -> Float[Tensor, "b t"]:
+        """The combined means of the nearest wide neighbourhoods."""
+        points, centres = self.metric(X), self.centres
+        away = centres.square().sum(1) - 2 * points @ centres.T
+        near = away.topk(self._combined, largest=False).indices
+        shares = combination(centres[near] - points[:, None])
+        Z, a = self.rows[self.wide_rows[near].flatten(1)], self.weights[near]
+        a = (shares[:, :, None, None] * a).flatten(1, 2)
+        return (self.kernel.cross(Z, X[:, None]) * a).sum(1)
+
+
+class Shifted(nn.Module):
+    """Draws (m, t, s) moved by the correction of a module, all by the same amount."""
+
+    def __init__(self, draws: nn.Module, module: NeighborModule):
+        super().__init__()
+        self.draws, self.module = draws, module
+
+    def forward(self, X: Float[Tensor, "m d"]) -> Float[Tensor, "m t s"]:
+        return self.draws(X) + self.module.shift(X)[:, :, None]

@@ -44,7 +44,7 @@ from ._objectives import (
 )
 from ._plan import NeighborPlan, plan
 from ._posterior import NeighborPosterior
-from ._residuals import Correction, LeaveOneOut
+from ._wide import Correction, WideFit
 
 # The gain, in nats per row, for which "auto" takes the larger number of neighbours.
 _WORTH = 0.02
@@ -78,9 +78,8 @@ class NNGPRegressor(GPRegressorBase):
         Number of training rows from which a new row is predicted. If the table has no more rows,
         the model is the exact Gaussian process. "auto" is all rows up to 2,000. Above, it is 200 in
         training, and then 200 or 400: the larger number triples the time of predictions, and is
-        taken if it raises the mean log density of the same rows as in `calibrate` by more than
-        0.02. On tables of 160,000 to 400,000 rows, the gain of `residual_correction` with 200
-        neighbours is first subtracted.
+        taken if there are no wide neighbourhoods and it raises the mean log density of the same
+        rows as in `calibrate` by more than 0.02.
         Time grows with the third power of this number.
     alpha : float or array-like of shape (n,), default=1e-10
         Known noise variance, added to the diagonal of the kernel matrix, in squared units of y, or
@@ -129,14 +128,17 @@ class NNGPRegressor(GPRegressorBase):
         units of their own variances, if the held-out rows show a clear gain. Without ``calibrate``
         it has no effect. Set it to False inside an estimator that learns the size of errors itself,
         such as `HeteroscedasticRegressor`.
-    residual_correction : bool or "auto", default="auto"
-        Whether leave-one-out residuals of the neighbours correct predictions. A multiple of their
-        mean is added to a prediction, as an estimate of what more distant rows contribute. It is
-        zero unless leave-one-out predictions gain log density. "auto" is True where the
-        hyperparameters are trained and rows times neighbours are at most 80 million, such as
-        400,000 rows with 200 neighbours. A fit predicts every training row from its nearest others,
-        unless the time budget is too small, or 200 rows of a large table show no gain. Predictions
-        cost no more. It has no effect with inducing points.
+    n_wide_neighbors : int or "auto", default="auto"
+        Number of rows of wide neighbourhoods, which correct predictions from the nearest rows; 0
+        means none. The fit computes the dual weights of the nearest rows of every 13th training row
+        or so (of one row per ``n_wide_neighbors / 60``). Predictions from the neighbourhoods around
+        a new row are combined, and a multiple of how they differ from its own prediction is added.
+        The multiple is zero unless rows held out of all neighbourhoods gain log density. "auto" is
+        800 rows, and 600 on tables of more than 300,000 rows, where the hyperparameters are
+        trained. Smaller ones are taken if the time budget requires it, and none if they would have
+        less than twice `n_neighbors` rows. A fit costs O(n m^2) for m wide neighbours, and
+        predictions about twice the time. The model stores 480 bytes for each row of the table. It
+        has no effect with inducing points.
     random_state : int, RandomState instance or None, default=None
         Seed for all random choices of a fit; None uses a new seed each time. It determines the rows
         on which the hyperparameters are trained, and the restarts.
@@ -193,9 +195,11 @@ class NNGPRegressor(GPRegressorBase):
     local_power_ : float
         The power of the errors of the nearest rows by which variances are multiplied; zero if they
         are not.
-    residual_weight_ : float
-        The weight of the neighbours' mean leave-one-out residual in predictions; zero without a
-        correction.
+    n_wide_neighbors_ : int
+        The number of rows of wide neighbourhoods; zero without any.
+    wide_weight_ : float
+        By which the difference between the predictions of wide neighbourhoods and of the nearest
+        rows is multiplied; zero without wide neighbourhoods.
     X_train_, y_train_ : ndarray
         The rows from which predictions are made, and their normalised targets.
     log_marginal_likelihood_value_ : float
@@ -274,9 +278,10 @@ class NNGPRegressor(GPRegressorBase):
     n_inducing_: int = 0
     _inducing: Any = None
     _belief: Any = None
-    # Nor have older files a correction.
-    residual_weight_: float = 0.0
-    _correction: Any = None
+    # Nor have older files wide neighbourhoods.
+    n_wide_neighbors_: int = 0
+    wide_weight_: float = 0.0
+    _wide: Any = None
 
     # Seed of the order of the rows, if the rows before a row matter.
     _order_seed = 0
@@ -299,7 +304,7 @@ class NNGPRegressor(GPRegressorBase):
         n_restarts_optimizer=0,
         calibrate=True,
         local_scale=True,
-        residual_correction="auto",
+        n_wide_neighbors="auto",
         random_state=None,
         max_seconds=None,
         memory_budget="auto",
@@ -333,7 +338,7 @@ class NNGPRegressor(GPRegressorBase):
     ) -> None:
         self.n_neighbors_, self.local_power_, self._scale = plan.n_neighbors.value, 0.0, 1.0
         self.n_inducing_, self._inducing, self._belief = plan.n_inducing.value, None, None
-        self.residual_weight_, self._correction = 0.0, None
+        self._keep_wide(None)
         self._n_earlier = plan.n_earlier
         if self.n_inducing_ or self.objective == "vecchia":
             self._order_seed = int(torch.randint(2**31 - 1, (), generator=run.generator))
@@ -355,9 +360,6 @@ class NNGPRegressor(GPRegressorBase):
         posterior = run.finish("index", self._build_posterior)
         if "helpers" in result.state.extra:
             posterior.helpers.follow(result.state.extra["helpers"])
-        found = self._found_correction(posterior, plan, result, run)
-        posterior = posterior.corrected(found)
-        self._keep_correction(found)
         self._remember(posterior)
         run.reports(summary=f"a row is predicted from {self.n_neighbors_} of {len(table.X):,} rows")
 
@@ -370,11 +372,15 @@ class NNGPRegressor(GPRegressorBase):
         result = train_planned(part, estimator, settings.training, run)
         if self._kind == "vecchia":
             self._keep_objective(problem, result, run)
-        asked = self.calibrate or self.n_neighbors == "auto"
+        wide = self._found_wide(problem, result, settings, run)
+        if wide is not None and len(settings.compared) > 1:
+            settings = self._with_few_neighbors(settings, run)
+        asked = self.calibrate or len(settings.compared) > 1
         fixed = self.optimizer is None or problem.kernel.n_params == 0
         if asked and not (fixed or run.stopped):
             with run.stage("calibration", optional=True):
                 result = self._calibrated(problem, settings, result, run)
+        self._keep_wide(None if wide is None else wide.scaled(self._scale))
         if self._kind in VALUES:
             near = result.state.extra.get("near")
             if near is None or near.shape[1] != self.n_neighbors_:
@@ -405,7 +411,7 @@ class NNGPRegressor(GPRegressorBase):
         # They still show which number of neighbours is better.
         n, seen = len(problem.X), self._seen if self.objective == "leave_one_out" else ()
         others = torch.as_tensor(np.setdiff1d(np.arange(n), seen))
-        auto, scaled = self.n_neighbors == "auto", self.calibrate and len(others) > 0
+        auto, scaled = len(settings.compared) > 1, self.calibrate and len(others) > 0
         if self.calibrate and not scaled:
             run.follow(settings.ignoring("calibrate", because="training has predicted all rows"))
         if not len(others):
@@ -429,7 +435,7 @@ class NNGPRegressor(GPRegressorBase):
             run.budget.check()
             given = getattr(torch, self.dtype_), scaled, self.local_scale, shared
             found[m] = scales.best(rows, near[:, :m], *given)
-        if auto and self._takes_more(problem, settings, found, result, run):
+        if auto and self._takes_more(settings, found, run):
             # The likelihood is that of rows given as many neighbours as predictions take.
             result = replace(result, value=float("nan"))
         if not scaled:
@@ -440,86 +446,57 @@ class NNGPRegressor(GPRegressorBase):
         theta = best.theta.numpy()
         return replace(result, theta=theta, value=float("nan"))
 
-    def _takes_more(
-        self,
-        problem: GPProblem,
-        settings: NeighborPlan,
-        found: dict[int, Scaled],
-        result: TrainingResult,
-        run: FitRun,
-    ) -> bool:
+    def _takes_more(self, settings: NeighborPlan, found: dict[int, Scaled], run: FitRun) -> bool:
         """Whether the larger number of neighbours is worth its time; set the number."""
         few, many = settings.compared
         gain = found[many].density - found[few].density
         why = f"{many} in place of {few} change the log density of held-out rows by {gain:+.3f}"
-        if gain > _WORTH and settings.leaves_out(len(problem.X), few):
-            trial = self._tried(problem, found[few], few, run)
-            if trial is not None and trial.promises:
-                why += f", the correction of {few} by {trial.gain:+.3f}"
-                gain -= trial.gain
-            result.state.extra["trial"] = trial
         self.n_neighbors_ = many if gain > _WORTH else few
         run.follow(replace(settings, n_neighbors=Choice(self.n_neighbors_, why)))
         return self.n_neighbors_ != few
 
-    def _tried(self, problem: GPProblem, found: Scaled, m: int, run: FitRun) -> LeaveOneOut | None:
-        """A trial of the correction with m neighbours; None if there is none."""
-        settings = m, getattr(torch, self.dtype_), found.power, found.scale
-        posterior = NeighborPosterior(problem, found.theta, *settings, n_jobs=self.n_jobs)
-        with failing_softly():
-            some = LeaveOneOut(posterior, run.budget, run.generator)
-            some.try_some()
-            return some
-        return None
+    def _with_few_neighbors(self, settings: NeighborPlan, run: FitRun) -> NeighborPlan:
+        """The plan if wide neighbourhoods know what more neighbours would."""
+        few = settings.compared[0]
+        choice = Choice(few, "wide neighbourhoods contain more rows")
+        settings = replace(settings, n_neighbors=choice, compared=(few,))
+        run.follow(settings)
+        return settings
 
-    def _found_correction(
-        self,
-        posterior: NeighborPosterior,
-        plan: NeighborPlan,
-        result: TrainingResult,
-        run: FitRun,
+    def _found_wide(
+        self, problem: GPProblem, result: TrainingResult, settings: NeighborPlan, run: FitRun
     ) -> Correction | None:
-        """The correction by leave-one-out residuals, if it is better."""
-        found, why = None, "the fit ended before it was looked for"
-        n, m = len(posterior.problem.X), self.n_neighbors_
-        if not plan.corrects:
-            why = "the hyperparameters are given"
-        elif not plan.leaves_out(n, m):
-            why = f"predicting each of {n:,} rows from {m} others would take long; True does so"
-        elif not run.stopped:
-            some = result.state.extra.get("trial")
-            # What fewer neighbours do not gain, more neighbours do not either.
-            lost = some is not None and some.trial is not None and not some.promises
-            if some is None or not (lost or some.model.n_neighbors == self.n_neighbors_):
-                some = LeaveOneOut(posterior, run.budget, run.generator)
-            why = "there was no time to leave rows out"
-            with (
-                run.stage("leave-one-out residuals", optional=True),
-                failing_softly() as failed,
-            ):
-                found, why = some.find()
+        """The correction by wide neighbourhoods, if held-out rows gain."""
+        (n_wide, why), found = settings.n_wide, None
+        if n_wide and not run.stopped:
+            dtype = getattr(torch, self.dtype_)
+            why = "there was no time for them"
+            with run.stage("wide neighbourhoods", optional=True), failing_softly() as failed:
+                theta = torch.as_tensor(result.theta)
+                m = settings.compared[0]
+                model = NeighborPosterior(problem, theta, m, dtype, n_jobs=self.n_jobs)
+                work = WideFit(model, n_wide, run.budget, run.generator, dtype)
+                found, why = work.find()
             if failed:
-                why = f"rows could not be left out: {failed[0]}"
+                why = f"they could not be solved: {failed[0]}"
             elif found is None and run.stopped:
-                why = "the fit ended before all rows were left out"
-        run.chose("residual_correction", found is not None, why)
-        if found is None and self.residual_correction is True:
-            run.ignores("residual_correction", why)
+                why = "the fit ended before all of them were solved"
+        elif n_wide:
+            why = "the fit ended before they were solved"
+        self.n_wide_neighbors_ = 0 if found is None else found.wide.rows.shape[1]
+        run.chose("n_wide_neighbors", self.n_wide_neighbors_, why)
+        if n_wide and found is None and self.n_wide_neighbors != "auto":
+            run.ignores("n_wide_neighbors", why)
         return found
 
-    def _keep_correction(self, found: Correction | None) -> None:
-        """Keep it as numbers and arrays, from which later predictions build it."""
-        self.residual_weight_ = 0.0 if found is None else found.weight
-        self._correction = None
-        if found is not None:
-            self._correction = *found[1:3], *(part.cpu().numpy() for part in found[3:])
+    def _keep_wide(self, found: Correction | None) -> None:
+        """Keep them as numbers and arrays, from which later predictions build them."""
+        self.wide_weight_ = 0.0 if found is None else found.weight
+        self.n_wide_neighbors_ = 0 if found is None else found.wide.rows.shape[1]
+        self._wide = None if found is None else found.arrays()
 
-    def _kept_correction(self, problem: GPProblem) -> Correction | None:
-        if self._correction is None:
-            return None
-        shrink, typical, *arrays = self._correction
-        kept = (torch.as_tensor(a).to(problem.X) for a in arrays)
-        return Correction(self.residual_weight_, shrink, typical, *kept)
+    def _kept_wide(self, problem: GPProblem) -> Correction | None:
+        return None if self._wide is None else Correction.from_arrays(self._wide, problem.X.device)
 
     def _objective_on(self, problem: GPProblem) -> tuple[GPProblem, GradientEstimator]:
         """The problem whose likelihood training maximised, and the estimator that evaluates it."""
@@ -570,7 +547,7 @@ class NNGPRegressor(GPRegressorBase):
         self.n_neighbors_, self.local_power_, self._scale = len(process.table.X), 0.0, 1.0
         self._kind, self._seen, self._near = "subset", np.arange(self.n_neighbors_), None
         self.n_inducing_, self._inducing, self._belief = 0, None, None
-        self.residual_weight_, self._correction = 0.0, None
+        self._keep_wide(None)
         return super()._keep_exactly(process)
 
     @fit_context(prefer_skip_nested_validation=True)
@@ -578,8 +555,8 @@ class NNGPRegressor(GPRegressorBase):
         """Add rows to the model; the hyperparameters and the target's scale do not change.
 
         Costs O(n) for n rows in all, which are copied: ten rows take milliseconds beside a few
-        thousand, and a third of a second beside a million. With `residual_correction`, each new row
-        is also predicted once. With inducing points, which remain the
+        thousand, and a third of a second beside a million. Wide neighbourhoods keep their rows,
+        so that new rows count only among the nearest ones. With inducing points, which remain the
         same rows, the posterior of their weights is computed anew. The first call is a `fit`. A
         search that was exact, as up to 30,000 rows, remains so until more than 1,000 rows plus 2%
         of the others have been added; the index is then built anew, and may be approximate.
@@ -599,8 +576,7 @@ class NNGPRegressor(GPRegressorBase):
         -------
         self : object
             The model as if all rows had been given at once with ``optimizer=None``, the same number
-            of neighbours and the same `local_power_`. A correction keeps its weight and the
-            residuals of earlier rows.
+            of neighbours, the same `local_power_` and the same wide neighbourhoods.
 
         Raises
         ------
@@ -622,7 +598,6 @@ class NNGPRegressor(GPRegressorBase):
                 self._join_exactly(run, "use a smaller n_neighbors or n_inducing")
             elif self.n_neighbors_ == m < old and self.dtype_ == precision and not self.n_inducing_:
                 after = before.plus(self._trained_problem(), len(more.X))
-                self._keep_correction(after.correction)
                 self._remember(after)
             else:
                 self._exact, self.dtype_ = None, precision
@@ -633,14 +608,10 @@ class NNGPRegressor(GPRegressorBase):
                     )
                 if self.n_inducing_:
                     run.finish("inducing points", self._shared_again)
-                # Residuals given another number of neighbours correct nothing.
-                same = self.n_neighbors_ == m and isinstance(before, NeighborPosterior)
-                kept = before.correction if same else None
-                self._keep_correction(None)
-                posterior = run.finish("index", self._build_posterior)
-                posterior = posterior.corrected(posterior.extended(kept, len(more.X)))
-                self._keep_correction(posterior.correction)
-                self._remember(posterior)
+                if self.n_neighbors_ != m:
+                    # Their weight is that beside another number of neighbours.
+                    self._keep_wide(None)
+                self._remember(run.finish("index", self._build_posterior))
             if self._kind == "vecchia":
                 self._near = None
                 self.log_marginal_likelihood_value_ = self._likelihood_at(
@@ -668,7 +639,7 @@ class NNGPRegressor(GPRegressorBase):
         theta = problem.kernel.theta0
         shared = self._kept_shared(problem, theta)
         posterior = NeighborPosterior(problem, theta, *settings, shared, self.n_jobs)
-        return posterior.corrected(self._kept_correction(problem))
+        return posterior.corrected(self._kept_wide(problem))
 
     def _has_low_rank_form(self) -> bool:
         return False

@@ -30,10 +30,11 @@ _NEIGHBORS, _MORE_NEIGHBORS = 200, 400
 _START, _SUBSET = 1000, 3000
 # Rows up to which "auto" predicts in double precision.
 _DOUBLE_ROWS = 10_000
-# Rows times neighbours up to which "auto" leaves out every row: 400,000 rows with 200 neighbours.
-# On a million drawn rows with 400 neighbours this reduced the NLPD by 0.006 in 38 processor minutes
-# (python benchmarks/neighbors.py --tables drawn --n-train 1000000 --set residual_correction=True).
-_MOST_LEFT_OUT = 80_000_000
+# Rows of a wide neighbourhood by "auto", up to a number of rows and above: the time of all grows
+# with the square of the rows of one, to about 4 processor minutes of a million rows with 600.
+_WIDE, _WIDE_ROWS, _LESS_WIDE = 800, 300_000, 600
+# Numbers that wide neighbourhoods store for each row of the table, and again for each target.
+_STORED = 60
 # Neighbours of a row among the rows before it, in the likelihood of all rows.
 _EARLIER = 30
 # Parameters of a model that is trained and has neighbours.
@@ -54,10 +55,8 @@ class NeighborPlan(Plan):
     ----------
     n_neighbors, dtype, subset_size, n_inducing : Choice
         Of the parameters. As many neighbours as rows are the exact process, which has no subset.
-    corrects : bool
-        Whether leave-one-out residuals are computed; they decide whether predictions are corrected.
-    most_left_out : int or None
-        Rows times neighbours up to which they are; None sets no limit.
+    n_wide : Choice
+        Of the parameter; 0 for none.
     compared : tuple of int
         Numbers of neighbours among which the calibration chooses.
     n_rows : int
@@ -77,14 +76,8 @@ class NeighborPlan(Plan):
     n_rows: int = 0
     n_earlier: int = 0
     n_inducing: Choice | None = None
-    corrects: bool = False
-    most_left_out: int | None = None
+    n_wide: Choice = Choice(0, "")
     training: Plan = Plan()
-
-    def leaves_out(self, n: int, n_neighbors: int) -> bool:
-        """Whether each of n rows is predicted from so many others, to correct predictions."""
-        most = self.most_left_out
-        return self.corrects and (most is None or n * n_neighbors <= most)
 
 
 def plan(
@@ -118,7 +111,7 @@ def plan(
             **instead(n, why, remedy),
             **only_float64(params, why),
         )
-        others = ("residual_correction", "n_inducing", "n_neighbors")
+        others = ("n_wide_neighbors", "n_inducing", "n_neighbors")
         return all_rows.ignoring(*_OF_NEIGHBORS, *others, because=why)
     exact, size = params.objective == "subset", params.subset_size
     if is_auto(size) or (exact and size is None):
@@ -135,15 +128,18 @@ def plan(
     why = "more neighbours cost less for the same density of held-out rows"
     inducing = resolve(params.n_inducing, 0, why)
     inducing = inducing._replace(value=min(inducing.value, n))
-    correction, most = params.residual_correction, None
-    if is_auto(correction):
-        most = _MOST_LEFT_OUT
-        correction = params.optimizer is not None and n_params > 0
+    trained = params.optimizer is not None and n_params > 0
+    wide = resolve(
+        params.n_wide_neighbors,
+        min(_WIDE if n <= _WIDE_ROWS else _LESS_WIDE, n) if trained else 0,
+        rows if trained else "the hyperparameters are given",
+    )
+    if inducing.value:
+        wide = Choice(0, "inducing points represent what more distant rows contribute")
     made = NeighborPlan(
         n_neighbors=neighbors,
         n_inducing=inducing,
-        corrects=inducing.value == 0 and bool(correction),
-        most_left_out=most,
+        n_wide=wide,
         n_earlier=min(_EARLIER, neighbors.value),
         dtype=Choice(dtype, rows),
         subset_size=Choice(size, f"{rows}: an exact start saves steps"),
@@ -151,11 +147,14 @@ def plan(
         n_rows=n_rows,
         stages=stages,
         training=plan_stages(stages, True, n_rows if exact else n, n_params, _OF_NEIGHBORS),
-        needs=(_search_tree(n, d, n_targets, size), _features(n, inducing.value)),
+        needs=(
+            _search_tree(n, d, n_targets, size),
+            _features(n, inducing.value),
+            _stored(n, wide.value, n_targets),
+        ),
     )
     if inducing.value:
-        why = "inducing points represent what more distant rows contribute"
-        made = made.ignoring("residual_correction", because=why)
+        made = made.ignoring("n_wide_neighbors", because=wide.reason)
     if exact:
         why = "the exact likelihood of a subset has no neighbourhoods"
         return made.ignoring("n_centers", because=why)
@@ -176,4 +175,12 @@ def _features(n: int, n_inducing: int) -> MemoryNeed:
         8 * n * n_inducing,
         f"{n:,} rows at n_inducing={n_inducing} inducing points",
         "use a smaller n_inducing",
+    )
+
+
+def _stored(n: int, n_wide: int, n_targets: int) -> MemoryNeed:
+    return MemoryNeed(
+        _STORED * n * (4 + 8 * n_targets) if n_wide else 0,
+        f"Wide neighbourhoods of {n:,} rows",
+        "use n_wide_neighbors=0",
     )

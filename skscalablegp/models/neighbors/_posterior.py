@@ -26,16 +26,22 @@ from ...core.posteriors import (
 )
 from ...kernels import NotExportable
 from ...linalg.gradients import GPProblem
-from ._local import Predicted, Shared, chain, left_out_moments, predict
+from ._local import Predicted, Shared, chain, dual_weights, left_out_moments, predict
 from ._metric import Index, Metric, near_each_other, others_near
-from ._module import NeighborModule
+from ._module import NeighborModule, Shifted
 from ._objectives import helpers_on, local_factor
-from ._residuals import Correction, LeftOutRows
+from ._wide import (
+    Correction,
+    LeftOutRows,
+    OwnRow,
+    WideNeighborhoods,
+    corrected_moments,
+    n_combined,
+    nearest_centres,
+)
 
 # Training rows at which draws of the prior are evaluated at a time.
 _DRAWN_ROWS = 4096
-# Added rows that are left out at a time.
-_ADDED_ROWS = 4096
 
 
 class NeighborPosterior(Posterior):
@@ -67,7 +73,7 @@ class NeighborPosterior(Posterior):
     helpers : Helpers
         These processes.
     correction : Correction or None
-        The correction of predictions; None without one.
+        The correction of predictions by wide neighbourhoods; None without one.
     """
 
     def __init__(
@@ -83,7 +89,7 @@ class NeighborPosterior(Posterior):
     ):
         self.problem, self._theta, self.n_neighbors = problem, theta, n_neighbors
         self._n_jobs, self.helpers = n_jobs, helpers_on(problem, n_jobs)
-        self._shared, self.correction = shared, None
+        self._shared, self.correction, self._centres = shared, None, None
         self._precision, self._power, self._scale = precision, power, scale
         self._metric = Metric(problem.kernel, theta, problem.X)
         self._index = Index(self._metric.points)
@@ -102,7 +108,7 @@ class NeighborPosterior(Posterior):
         else:
             settings = self.n_neighbors, self._precision, self._power, self._scale
             more = NeighborPosterior(problem, self._theta, *settings, n_jobs=self._n_jobs)
-        return more.corrected(more.extended(self.correction, n_new))
+        return more.corrected(self.correction)
 
     def corrected(self, correction: Correction | None) -> NeighborPosterior:
         """The same with a correction, which other processes receive with it."""
@@ -110,24 +116,24 @@ class NeighborPosterior(Posterior):
             return self
         other = copy(self)
         other.correction, other.helpers = correction, helpers_on(self.problem, self._n_jobs)
+        other._centres = Index(self.points(self.problem.X[correction.wide.centres]))
         other.helpers.follow(self.helpers)
         return other
 
-    def extended(self, correction: Correction | None, n_new: int) -> Correction | None:
-        """A correction with the residuals of the last rows, which were added after the others."""
-        if correction is None:
-            return None
-        n = len(self.problem.X)
-        correction, every = correction.with_room(n), torch.arange(n, device=self.device)
-        noise = sum(self.noises(every))
-        for part in every[n - n_new :].split(_ADDED_ROWS):
-            correction.add(part, self.left_out(part), noise)
-        return correction
+    def part(self, rows: Int[Tensor, " b"], n_neighbors: int) -> NeighborPosterior:
+        """The same model of some of the rows, with another number of neighbours."""
+        problem = self.problem.subset(rows)
+        settings = self._theta, n_neighbors, self._precision
+        return NeighborPosterior(problem, *settings, n_jobs=self._n_jobs)
+
+    def points(self, X: Float[Tensor, "b d"]) -> Float[np.ndarray, "b q"]:
+        """Rows in the metric of the kernel."""
+        return self._metric(X)
 
     def __getstate__(self) -> dict[str, Any]:
         """Without the index, which another process makes from the rows."""
         state = dict(vars(self))
-        del state["_metric"], state["_index"]
+        del state["_metric"], state["_index"], state["_centres"]
         return state | {"in metric": len(self._metric.points), "in tree": self._index.n_in_tree}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -136,7 +142,9 @@ class NeighborPosterior(Posterior):
         X = self.problem.X
         self._metric = Metric(self.problem.kernel, self._theta, X[:known])
         points = np.concatenate([self._metric.points, self._metric(X[known:])])
-        self._index = Index(points[:in_tree]).plus(points[in_tree:])
+        self._index, self._centres = Index(points[:in_tree]).plus(points[in_tree:]), None
+        if self.correction is not None:
+            self._centres = Index(points[self.correction.wide.centres.cpu()])
 
     def _near(self, X: Float[Tensor, "b d"]) -> Int[Tensor, "b m"]:
         return torch.as_tensor(self._index.nearest(self._metric(X), self.n_neighbors)[1]).to(
@@ -159,18 +167,43 @@ class NeighborPosterior(Posterior):
 
     def _moments(self, X: Float[Tensor, "b d"], near: Int[Tensor, "b k"]) -> Moments:
         found, factor = self._alone(X, near)
-        mean, variance = found.mean, found.variance
-        if self.correction is not None:
-            average = self.correction.average(near)
-            mean, variance = self.correction.moments(mean, variance, self._prior(X), average)
+        mean, variance = self._corrected(found, X)
         return Moments(mean, factor * variance, factor * self._white(X))
 
+    def _corrected(
+        self, found: Predicted, X: Float[Tensor, "b d"], rows: Int[Tensor, " b"] | None = None
+    ) -> tuple[Float[Tensor, "b t"], Float[Tensor, " b"]]:
+        """Means and latent variances, corrected if there is a correction.
+
+        Training rows have numbers, so that their own targets do not count.
+        """
+        if self.correction is None or self._centres is None:
+            return found.mean, found.variance
+        own, (*numbers, wide) = None, self.correction
+        if rows is not None:
+            variance = self.correction.shrink * found.variance
+            variance = variance + self.problem.noise(self._theta, rows)
+            own = OwnRow(rows, self.problem.Y[rows], variance)
+        mean = self.wide_mean(wide, self._centres, X, own)
+        return corrected_moments(tuple(numbers), found.mean, found.variance, self._prior(X), mean)
+
+    def wide_mean(
+        self,
+        wide: WideNeighborhoods,
+        centres: Index,
+        X: Float[Tensor, "b d"],
+        own: OwnRow | None = None,
+    ) -> Float[Tensor, "b t"]:
+        """The mean from wide neighbourhoods, with an index of their centres."""
+        near, shares = nearest_centres(centres, self.points(X), n_combined(wide))
+        return wide.mean(self.problem, self._theta, X, near.to(X.device), shares.to(X), own)
+
     def _alone(
-        self, X: Float[Tensor, "b d"], near: Int[Tensor, "b k"], weights: bool = False
+        self, X: Float[Tensor, "b d"], near: Int[Tensor, "b k"]
     ) -> tuple[Predicted, Float[Tensor, " b"] | float]:
         """Predictions, and the factors by which variances and noise are multiplied."""
         local = self._power > 0
-        settings = self._precision, local, self._shared, weights
+        settings = self._precision, local, self._shared
         found = predict(self.problem, self._theta, X, near, *settings)
         # Errors are measured in the units of the kernel with which the power was chosen.
         surprise = self._scale * found.surprise
@@ -181,10 +214,6 @@ class NeighborPosterior(Posterior):
         return self.problem.kernel.diag(self._theta, X)
 
     # ------------------------------------------------------------------ left-out rows
-
-    def others(self, rows: Int[Tensor, " b"]) -> Int[Tensor, "b m"]:
-        """The nearest other rows of training rows."""
-        return others_near(self._index, self._metric(self.problem.X[rows]), rows, self.n_neighbors)
 
     def ordered(self, rows: Int[Tensor, " b"]) -> Int[Tensor, " b"]:
         """The rows in an order in which close rows tend to follow each other."""
@@ -204,12 +233,21 @@ class NeighborPosterior(Posterior):
         return LeftOutRows(*self._shared_out(NeighborPosterior._own_rows, rows))
 
     def _own_rows(self, rows: Int[Tensor, " b"]) -> LeftOutRows:
-        X, near = self.problem.X[rows], self.others(rows)
-        found, factor = self._alone(X, near, weights=True)
+        X = self.problem.X[rows]
+        near = others_near(self._index, self._metric(X), rows, self.n_neighbors)
+        found, factor = self._alone(X, near)
         prior = self._prior(X)
         factor = torch.as_tensor(factor).to(prior).expand_as(prior)
-        residuals = self.problem.Y[rows] - found.mean
-        return LeftOutRows(residuals, found.variance, prior, factor, near, found.weights)
+        return LeftOutRows(self.problem.Y[rows] - found.mean, found.variance, prior, factor)
+
+    def solved(self, rows: Int[Tensor, " b"]) -> tuple[Int[Tensor, "b m"], Float[Tensor, "b m t"]]:
+        """The nearest rows of training rows, which are among them, and their dual weights."""
+        return tuple(self._shared_out(NeighborPosterior._own_solved, rows))
+
+    def _own_solved(self, rows: Int[Tensor, " b"]) -> tuple[Tensor, Tensor]:
+        X = self.problem.X[rows]
+        near = self._near(X)
+        return near, dual_weights(self.problem, self._theta, X, near, self._precision)
 
     def leave_one_out(self, rows, X, Y, known) -> MeanAndVariance:
         """Each row given its nearest others, at the cost of a prediction."""
@@ -218,10 +256,8 @@ class NeighborPosterior(Posterior):
     def _own_left_out(self, rows: Tensor, X: Tensor, Y: Tensor, known: Tensor) -> MeanAndVariance:
         near = others_near(self._index, self._metric(X), rows, self.n_neighbors)
         found, factor = self._alone(X, near)
-        mean, variance, white = found.mean, found.variance, self._white(X)
-        if self.correction is not None:
-            average = self.correction.left_out(rows, near)
-            mean, variance = self.correction.moments(mean, variance, self._prior(X), average)
+        white = self._white(X)
+        mean, variance = self._corrected(found, X, rows)
         if self._shared is not None:
             mean, variance = left_out_moments(found, Y, white + known)
         # Known noise is not multiplied.
@@ -236,12 +272,15 @@ class NeighborPosterior(Posterior):
 
     def module(self, with_variance: bool = True) -> PosteriorModule:
         """With all training rows, among which it searches one by one."""
+        return self._module(self.correction)
+
+    def _module(self, correction: Correction | None) -> NeighborModule:
         if self._shared is not None:
             raise NotExportable(
                 "Neighbours with inducing points have no form as a torch module: fit "
                 "NNGPRegressor with n_inducing='auto', which takes none."
             )
-        settings = self.n_neighbors, self._power, self._scale, self.correction
+        settings = self.n_neighbors, self._power, self._scale, correction
         return NeighborModule(self.problem, self._theta, self._metric, *settings)
 
     def functions(self, n_samples: int, generator: torch.Generator) -> nn.Module:
@@ -249,16 +288,15 @@ class NeighborPosterior(Posterior):
 
         Its variances are those before the factors of local errors and of the correction.
         """
-        t, module = self.problem.Y.shape[1], self.module()
+        t, module = self.problem.Y.shape[1], self._module(None)
         prior = prior_draws(self.problem.kernel, self._theta, (t, n_samples), generator)
         rows = torch.arange(len(module.rows)).split(_DRAWN_ROWS)
         with torch.no_grad():
             g = torch.cat([prior(module.rows[part]) for part in rows])
         g += module.known.sqrt()[:, None, None] * normal(*g.shape, generator=generator)
         module.targets = (module.targets[:, :, None] - g).flatten(1)
-        if module.residuals is not None:  # which correct the mean, and so all draws alike
-            module.residuals = module.residuals[:, :, None].expand_as(g).flatten(1)
-        return Moved(prior, MeanDraws(module, (t, n_samples)))
+        draws = Moved(prior, MeanDraws(module, (t, n_samples)))
+        return draws if self.correction is None else Shifted(draws, self._module(self.correction))
 
     def covariance(self, X: Float[Tensor, "b d"]) -> Float[Tensor, "b b"]:
         """Correlations from Vecchia's approximation; the variances are those of single rows."""

@@ -1,0 +1,440 @@
+"""Wide neighbourhoods, from which the fit prepares predictions that few neighbours correct."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol, runtime_checkable
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from scipy.optimize import minimize_scalar
+from torch import Tensor
+
+from ...core.posteriors import half_solved
+from ...core.training import Budget
+from ...linalg.gradients import GPProblem
+from ...linalg.operators import kernel_between_sets
+from ...linalg.parallel import map_in_order
+from ._metric import Index
+
+# The nearest centres, whose predictions are combined: at least, at most, and so many that their
+# neighbourhoods have this number of rows in all, which determines the time of a prediction.
+_FEWEST, _MOST, _COMBINED = 4, 8, 8000
+# Ridge of the shares relative to the mean squared distance of the centres.
+_RIDGE = 0.3
+# Neighbourhoods that contain an average row: those of m rows have a centre per m / 60 rows.
+_COVERS = 60
+# Rows that are held out of all neighbourhoods, at most and as a share of the table, and how many of
+# them come first, before the work.
+_HELD_OUT, _HELD_SHARE, _TRIED = 1000, 0.1, 200
+# The trial takes place if it needs at most this share of the neighbourhoods.
+_TRIAL_SHARE = 0.25
+# The weight in units of its standard error from which the work begins after a trial, and from which
+# wide neighbourhoods are used. The weight is more certain than a gain in log density, to which
+# single rows contribute much.
+_PROMISE, _CERTAIN = 1.0, 3.0
+# The gain in log density of a row, in nats, that is worth the time of predictions.
+_WORTH = 0.005
+# Largest absolute logarithm of a factor of variances.
+_MOST_FACTOR = 3.0
+# Neighbourhoods that are solved at first, which show how long one takes, and then at a time.
+_FIRST, _CHUNK = 8, 256
+# Share of the time left that the work is planned to take at most, and the least rows of a
+# neighbourhood, in units of the neighbours of a prediction, for which it is worth doing.
+_SPARED, _LEAST = 0.8, 2
+# Variances below this share of the typical one are those of training rows.
+_OWN = 0.05
+# Numbers that are gathered at a time, few enough for the cache of a core.
+_GATHERED = 2**19
+
+
+@runtime_checkable
+class Neighbors(Protocol):
+    """A model that predicts rows from their nearest others; see `NeighborPosterior`."""
+
+    problem: GPProblem
+    n_neighbors: int
+
+    def part(self, rows: Int[Tensor, " b"], n_neighbors: int) -> Neighbors:
+        """The same model of some of the rows, with another number of neighbours."""
+
+    def points(self, X: Float[Tensor, "b d"]) -> Float[np.ndarray, "b q"]:
+        """Rows in the metric of the kernel."""
+
+    def ordered(self, rows: Int[Tensor, " b"]) -> Int[Tensor, " b"]:
+        """The rows in an order in which close rows tend to follow each other."""
+
+    def left_out(self, rows: Int[Tensor, " b"]) -> LeftOutRows:
+        """Predictions of rows from the nearest others, without correction."""
+
+    def noises(self, rows: Int[Tensor, " b"]) -> tuple[Tensor, Tensor]:
+        """The variances of the kernel's noise and of known noise, each divided by the counts."""
+
+    def solved(self, rows: Int[Tensor, " b"]) -> tuple[Tensor, Tensor]:
+        """The nearest rows of each row, itself included, and their dual weights."""
+
+    def wide_mean(
+        self, wide: WideNeighborhoods, centres: Index, X: Float[Tensor, "b d"]
+    ) -> Float[Tensor, "b t"]:
+        """The mean from wide neighbourhoods."""
+
+
+class LeftOutRows(NamedTuple):
+    """Leave-one-out predictions of some rows.
+
+    Attributes
+    ----------
+    residuals : Tensor of shape (b, t)
+        The targets less their predictions.
+    variance, prior : Tensor of shape (b,)
+        Posterior and prior variance of the latent function.
+    factor : Tensor of shape (b,)
+        By which local errors multiply variance and noise.
+    """
+
+    residuals: Float[Tensor, "b t"]
+    variance: Float[Tensor, " b"]
+    prior: Float[Tensor, " b"]
+    factor: Float[Tensor, " b"]
+
+
+class OwnRow(NamedTuple):
+    """What leaves training rows out of neighbourhoods that contain them.
+
+    Attributes
+    ----------
+    row : Tensor of shape (b,)
+        Their numbers.
+    target : Tensor of shape (b, t)
+    variance : Tensor of shape (b,)
+        Of their targets given all other rows.
+    """
+
+    row: Int[Tensor, " b"]
+    target: Float[Tensor, "b t"]
+    variance: Float[Tensor, " b"]
+
+
+class WideNeighborhoods(NamedTuple):
+    """Exact Gaussian processes of the m nearest rows of c centres.
+
+    Attributes
+    ----------
+    centres : Tensor of shape (c,)
+        Numbers of the training rows that are centres.
+    rows : Tensor of shape (c, m)
+        Numbers of the rows.
+    weights : Tensor of shape (c, m, t)
+        Their dual weights H^-1 Y.
+    """
+
+    centres: Int[Tensor, " c"]
+    rows: Int[Tensor, "c m"]
+    weights: Float[Tensor, "c m t"]
+
+    def mean(
+        self,
+        problem: GPProblem,
+        theta: Float[Tensor, " p"],
+        X: Float[Tensor, "b d"],
+        near: Int[Tensor, "b k"],
+        shares: Float[Tensor, "b k"],
+        own: OwnRow | None = None,
+    ) -> Float[Tensor, "b t"]:
+        """The predictions of k neighbourhoods for each row, times the shares, added up.
+
+        With `own`, the rows are training rows, whose targets do not count. If a neighbourhood
+        contains a row with the weight a, its prediction without the row is y - a v, with v the
+        variance of y given the others (Rasmussen and Williams, 2006, equation 5.12). The
+        neighbourhood's own v would cost a matrix inverse; the one given is that of few neighbours
+        and a little larger.
+        """
+        (k, m, t), d = (near.shape[1], *self.weights.shape[1:]), X.shape[1]
+        step = max(1, _GATHERED // (k * m * d))
+        out = X.new_empty(len(X), t)
+
+        def write(start: int) -> None:
+            some = slice(start, start + step)
+            numbers, some_X = near[some].flatten(), X[some, None]
+            rows, a = (part.index_select(0, numbers) for part in (self.rows, self.weights))
+            Z = problem.X.index_select(0, rows.flatten()).unflatten(0, (len(some_X), k * m))
+            K = kernel_between_sets(problem.kernel, theta, some_X, Z)
+            rows, a = rows.unflatten(0, (-1, k)), a.to(X).unflatten(0, (-1, k))
+            found = (K.unflatten(2, (k, m)).movedim(1, 3) * a).sum(2)
+            if own is not None:
+                same = (rows == own.row[some, None, None])[:, :, :, None]
+                weight = (a * same).sum(2)
+                left = own.target[some, None] - weight * own.variance[some, None, None]
+                found = torch.where(same.any(2), left, found)
+            out[some] = (shares[some, :, None] * found).sum(1)
+
+        with torch.no_grad():
+            for _ in map_in_order(write, range(0, len(X), step), X.device):
+                pass
+        return out
+
+
+def combination(offsets: Float[Tensor, "b k q"]) -> Float[Tensor, "b k"]:
+    """Shares of k neighbourhoods whose centres lie this far from a row; their sum is one.
+
+    They minimise the squared length of the mean offset plus a ridge times the sum of their squares.
+    Rows on one side of a centre are missing from predictions far on the other side; around the row,
+    such errors have opposite signs.
+    """
+    gram = offsets @ offsets.mT
+    diagonal = gram.diagonal(dim1=1, dim2=2)
+    # Rows in multiples of the mean squared distance, so that no number is near overflow.
+    size = diagonal.mean(1).clamp_min(torch.finfo(gram.dtype).tiny)
+    eye = torch.eye(gram.shape[1], dtype=gram.dtype, device=gram.device)
+    ones = torch.ones_like(gram[:, :, :1])
+    half = half_solved(
+        gram / size[:, None, None] + _RIDGE * eye,
+        torch.cat([eye.expand_as(gram), ones], 2),
+        ones[:, 0, 0],
+    )
+    shares = (half[:, :, :-1].mT @ half[:, :, -1:])[:, :, 0]
+    return shares / shares.sum(1, keepdim=True)
+
+
+class Correction(NamedTuple):
+    """A multiple of how wide neighbourhoods differ from a prediction, added to it.
+
+    Attributes
+    ----------
+    weight : float
+        By which the difference of the means is multiplied.
+    shrink : float
+        Factor of the latent variance where the correction has its full size.
+    typical : float
+        Mean latent variance of held-out rows.
+    wide : WideNeighborhoods
+    """
+
+    weight: float
+    shrink: float
+    typical: float
+    wide: WideNeighborhoods
+
+    def scaled(self, number: float) -> Correction:
+        """The same for a kernel multiplied by a number; the means do not change."""
+        wide = self.wide._replace(weights=self.wide.weights / number)
+        return self._replace(typical=number * self.typical, wide=wide)
+
+    def arrays(self) -> tuple:
+        """Numbers and arrays, of which `from_arrays` makes the correction again."""
+        return *self[:3], *(part.cpu().numpy() for part in self.wide)
+
+    @classmethod
+    def from_arrays(cls, kept: tuple, device: torch.device) -> Correction:
+        wide = WideNeighborhoods(*(torch.as_tensor(part).to(device) for part in kept[3:]))
+        return cls(*kept[:3], wide)
+
+
+def corrected_moments(
+    numbers: tuple[float, float, float],
+    mean: Float[Tensor, "b t"],
+    variance: Float[Tensor, " b"],
+    prior: Float[Tensor, " b"],
+    wide: Float[Tensor, "b t"],
+) -> tuple[Float[Tensor, "b t"], Float[Tensor, " b"]]:
+    """Means and latent variances, corrected by means from wide neighbourhoods.
+
+    The numbers are the first three of a `Correction`.
+    """
+    weight, shrink, typical = numbers
+    size = size_of(variance, prior, typical)
+    return mean + weight * size[:, None] * (wide - mean), variance * (1 - (1 - shrink) * size)
+
+
+def size_of(variance: Tensor, prior: Tensor, typical: float) -> Tensor:
+    """The size of the correction, from 0 to 1.
+
+    It is small far from all rows, where neighbours explain little of the prior variance, and at
+    training rows of little noise, whose targets leave hardly any variance.
+    """
+    explained = (1 - variance / prior.clamp_min(torch.finfo(prior.dtype).tiny)).clamp(0, 1)
+    return explained * variance / (variance + _OWN * typical)
+
+
+class Judged(NamedTuple):
+    """What some held-out rows say about wide neighbourhoods.
+
+    Attributes
+    ----------
+    weight, shrink, typical : float
+        As in `Correction`.
+    evidence : float
+        The weight in units of its standard error.
+    gain : float
+        The rise of the mean log density.
+    """
+
+    weight: float
+    shrink: float
+    typical: float
+    evidence: float
+    gain: float
+
+
+@dataclass(eq=False)
+class WideFit:
+    """Solves wide neighbourhoods, and judges predictions from them by rows held out of all.
+
+    Attributes
+    ----------
+    model : Neighbors
+        The model of all rows whose predictions are corrected.
+    n_wide : int
+        Rows of a neighbourhood; fewer if the budget does not allow so many.
+    budget : Budget
+        In which they have to be solved.
+    generator : torch.Generator
+    dtype : torch.dtype
+        Of the dual weights.
+    """
+
+    model: Neighbors
+    n_wide: int
+    budget: Budget
+    generator: torch.Generator
+    dtype: torch.dtype
+
+    def __post_init__(self) -> None:
+        n, device = len(self.model.problem.Y), self.model.problem.Y.device
+        order = torch.randperm(n, generator=self.generator).to(device)
+        held_out = min(_HELD_OUT, max(1, int(_HELD_SHARE * n)))
+        self.held_out, self._kept = order[:held_out], order[held_out:]
+        self._alone = self.model.left_out(self.held_out)
+        self._begin(self.n_wide)
+
+    def _begin(self, n_wide: int) -> None:
+        """Neighbourhoods of so many rows, none of which is solved."""
+        n, Y = len(self._kept), self.model.problem.Y
+        self.n_wide = m = min(n_wide, n)
+        # The kept rows are in a random order, so that the first are random centres.
+        centres = self._kept[: math.ceil(_COVERS * n / m)]
+        rows = torch.full((len(centres), m), -1, dtype=torch.int32, device=Y.device)
+        weights = torch.zeros(*rows.shape, Y.shape[1], dtype=self.dtype, device=Y.device)
+        self.wide = WideNeighborhoods(centres, rows, weights)
+        self._centres = Index(self.model.points(self.model.problem.X[centres]))
+        self._core = self.model.part(self._kept, m)
+
+    def find(self) -> tuple[Correction | None, str]:
+        """The correction, unless it does not raise the log density clearly, and the reason."""
+        late = None, "the time budget is too small"
+        if not self._fits():
+            return late
+        some, c = torch.arange(min(_TRIED, len(self.held_out))), len(self.wide.centres)
+        X = self.model.problem.X[self.held_out[some]]
+        given = self._centres, self.model.points(X), n_combined(self.wide)
+        needed = nearest_centres(*given)[0].unique()
+        if len(needed) <= _TRIAL_SHARE * c:
+            if not self._solve(needed):
+                return late
+            trial = self.judge(some)
+            if trial.evidence <= _PROMISE:
+                errors = f"{trial.evidence:.1f} standard errors"
+                return None, f"a trial of {len(some)} rows gave them a weight of {errors}"
+        if not self._solve(torch.arange(c)):
+            return late
+        best = self.judge(torch.arange(len(self.held_out)))
+        rows = f"{len(self.held_out):,} held-out rows"
+        why = f"they change the log density of {rows} by {best.gain:+.4f}"
+        if best.evidence < _CERTAIN or best.gain < _WORTH:
+            return None, why
+        return Correction(best.weight, best.shrink, best.typical, self.wide), why
+
+    def _fits(self) -> bool:
+        """Whether there is time; the rows of a neighbourhood are reduced if that gives enough.
+
+        The time grows with their square, since larger neighbourhoods are fewer.
+        """
+        start = self.budget.seconds
+        first = torch.arange(min(_FIRST, len(self.wide.centres)))
+        if not self._solve(first):
+            return False
+        each, left = (self.budget.seconds - start) / len(first), self.budget.left
+        needed = each * len(self.wide.centres)
+        if left is None or needed < _SPARED * left:
+            return True
+        fewer = int(self.n_wide * (_SPARED * left / needed) ** 0.5)
+        if fewer < _LEAST * self.model.n_neighbors:
+            return False
+        self._begin(fewer)
+        return True
+
+    def _solve(self, numbers: Int[Tensor, " b"]) -> bool:
+        """Whether there was time to solve these neighbourhoods, except those that are solved.
+
+        Close ones follow each other, since this makes the search for their rows faster.
+        """
+        rows = self.wide.rows
+        numbers = numbers[(rows[numbers.to(rows.device), 0] < 0).cpu()]
+        # Centre i is row i of the core.
+        for part in self._core.ordered(numbers.to(rows.device)).split(_CHUNK):
+            if not self.budget.allows(0.0):
+                return False
+            near, weights = self._core.solved(part)
+            rows[part] = self._kept[near].int()
+            self.wide.weights[part] = weights.to(self.dtype)
+        return True
+
+    def judge(self, some: Int[Tensor, " s"]) -> Judged:
+        """The weight by least squares, then the factor by the log density of these held-out rows.
+
+        Predictions without correction are scaled first, so that the factor only tells what the
+        correction explains, and a gain is one of means.
+        """
+        rows, e = self.held_out[some], self._alone.residuals[some]
+        v, prior, factor = (part[some] for part in self._alone[1:])
+        X, Y = self.model.problem.X[rows], self.model.problem.Y[rows]
+        noise, known = self.model.noises(rows)
+        least = torch.finfo(torch.float32).eps * prior.mean() + 1e-300
+        typical = float(torch.maximum(v.mean(), least))
+        size = size_of(v, prior, typical)
+        wide = self.model.wide_mean(self.wide, self._centres, X)
+        A = size[:, None] * (wide - (Y - e))
+        total = factor * (v + noise) + known
+        # A kernel without noise predicts copies of other rows without any variance.
+        floor = torch.finfo(torch.float32).eps * total.mean()
+        whole = torch.maximum(total, floor)[:, None]
+        norm, products = float((A.square() / whole).sum()), (A * e / whole).sum(1)
+        weight = float(products.sum()) / norm if norm > 0 else 0.0
+        evidence = float(products.sum() / products.norm()) if norm > 0 else 0.0
+
+        def losses(log_scale: float, log_shrink: float, error: Tensor) -> Tensor:
+            latent = v * (1 - (1 - math.exp(log_shrink)) * size)
+            total = torch.maximum(math.exp(log_scale) * factor * (latent + noise) + known, floor)
+            return 0.5 * (error.square().mean(1) / total + total.log())
+
+        scale, before = _best(lambda at: losses(at, 0.0, e), _MOST_FACTOR)
+        shrink, after = _best(lambda at: losses(scale, at, e - weight * A), 0.0)
+        return Judged(weight, math.exp(shrink), typical, evidence, float((before - after).mean()))
+
+
+def n_combined(wide: WideNeighborhoods) -> int:
+    """From how many neighbourhoods a row is predicted."""
+    c, m = wide.rows.shape
+    return min(c, max(_FEWEST, min(_MOST, _COMBINED // m)))
+
+
+def nearest_centres(
+    centres: Index, points: Float[np.ndarray, "b q"], count: int
+) -> tuple[Int[Tensor, "b k"], Float[Tensor, "b k"]]:
+    """The numbers of the nearest centres of each point, and their shares."""
+    near = centres.nearest(points, count)[1]
+    offsets = torch.as_tensor(centres.points[near] - points[:, None])
+    return torch.as_tensor(near), combination(offsets)
+
+
+def _best(loss: Callable[[float], Tensor], most: float) -> tuple[float, Tensor]:
+    """The logarithm of a factor, at most this, with the smallest mean loss, and its losses."""
+    at = float(
+        minimize_scalar(
+            lambda at: float(loss(at).mean()), bounds=(-_MOST_FACTOR, most), method="bounded"
+        ).x
+    )
+    return at, loss(at)
