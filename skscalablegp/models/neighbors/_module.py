@@ -63,7 +63,7 @@ class NeighborModule(PosteriorModule):
         if correction is not None:
             *numbers, wide = correction
             self._numbers, self._combined = tuple(numbers), n_combined(wide)
-            tensors |= {"centres": points[wide.centres], "weights": wide.weights}
+            tensors |= {"centres": points[wide.groups.long()].mean(1), "weights": wide.weights}
             self.register_buffer("wide_rows", wide.rows.long().cpu())
         for name, value in tensors.items():
             self.register_buffer(name, value.detach().double().cpu().clone())

@@ -116,9 +116,17 @@ class NeighborPosterior(Posterior):
             return self
         other = copy(self)
         other.correction, other.helpers = correction, helpers_on(self.problem, self._n_jobs)
-        other._centres = Index(self.points(self.problem.X[correction.wide.centres]))
+        other._centres = other._centre_index()
         other.helpers.follow(self.helpers)
         return other
+
+    def _centre_index(self) -> Index | None:
+        """Of the centres of wide neighbourhoods, if there are any."""
+        if self.correction is None:
+            return None
+        groups = self.correction.wide.groups
+        points = self.points(self.problem.X[groups.flatten().long()])
+        return Index(points.reshape(*groups.shape, -1).mean(1))
 
     def part(self, rows: Int[Tensor, " b"], n_neighbors: int) -> NeighborPosterior:
         """The same model of some of the rows, with another number of neighbours."""
@@ -142,9 +150,8 @@ class NeighborPosterior(Posterior):
         X = self.problem.X
         self._metric = Metric(self.problem.kernel, self._theta, X[:known])
         points = np.concatenate([self._metric.points, self._metric(X[known:])])
-        self._index, self._centres = Index(points[:in_tree]).plus(points[in_tree:]), None
-        if self.correction is not None:
-            self._centres = Index(points[self.correction.wide.centres.cpu()])
+        self._index = Index(points[:in_tree]).plus(points[in_tree:])
+        self._centres = self._centre_index()
 
     def _near(self, X: Float[Tensor, "b d"]) -> Int[Tensor, "b m"]:
         return torch.as_tensor(self._index.nearest(self._metric(X), self.n_neighbors)[1]).to(
@@ -240,14 +247,20 @@ class NeighborPosterior(Posterior):
         factor = torch.as_tensor(factor).to(prior).expand_as(prior)
         return LeftOutRows(self.problem.Y[rows] - found.mean, found.variance, prior, factor)
 
-    def solved(self, rows: Int[Tensor, " b"]) -> tuple[Int[Tensor, "b m"], Float[Tensor, "b m t"]]:
-        """The nearest rows of training rows, which are among them, and their dual weights."""
-        return tuple(self._shared_out(NeighborPosterior._own_solved, rows))
+    def solved(
+        self, points: Float[Tensor, "b q"]
+    ) -> tuple[Int[Tensor, "b m"], Float[Tensor, "b m t"]]:
+        """The nearest rows of points in the metric of the kernel, and their dual weights."""
+        return tuple(self._shared_out(NeighborPosterior._own_solved, points))
 
-    def _own_solved(self, rows: Int[Tensor, " b"]) -> tuple[Tensor, Tensor]:
-        X = self.problem.X[rows]
-        near = self._near(X)
-        return near, dual_weights(self.problem, self._theta, X, near, self._precision)
+    def _own_solved(self, points: Float[Tensor, "b q"]) -> tuple[Tensor, Tensor]:
+        X = self.problem.X
+        near = torch.as_tensor(self._index.nearest(points.numpy(), self.n_neighbors)[1]).to(
+            X.device
+        )
+        # Coordinates are relative to the nearest row.
+        given = self.problem, self._theta, X[near[:, 0]], near, self._precision
+        return near, dual_weights(*given)
 
     def leave_one_out(self, rows, X, Y, known) -> MeanAndVariance:
         """Each row given its nearest others, at the cost of a prediction."""

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from jaxtyping import Float, Int
 from scipy.optimize import minimize_scalar
+from scipy.spatial import cKDTree
 from torch import Tensor
 
 from ...core.posteriors import half_solved
@@ -64,17 +65,14 @@ class Neighbors(Protocol):
     def points(self, X: Float[Tensor, "b d"]) -> Float[np.ndarray, "b q"]:
         """Rows in the metric of the kernel."""
 
-    def ordered(self, rows: Int[Tensor, " b"]) -> Int[Tensor, " b"]:
-        """The rows in an order in which close rows tend to follow each other."""
-
     def left_out(self, rows: Int[Tensor, " b"]) -> LeftOutRows:
         """Predictions of rows from the nearest others, without correction."""
 
     def noises(self, rows: Int[Tensor, " b"]) -> tuple[Tensor, Tensor]:
         """The variances of the kernel's noise and of known noise, each divided by the counts."""
 
-    def solved(self, rows: Int[Tensor, " b"]) -> tuple[Tensor, Tensor]:
-        """The nearest rows of each row, itself included, and their dual weights."""
+    def solved(self, points: Float[Tensor, "b q"]) -> tuple[Tensor, Tensor]:
+        """The nearest rows of each point, and their dual weights."""
 
     def wide_mean(
         self, wide: WideNeighborhoods, centres: Index, X: Float[Tensor, "b d"]
@@ -123,15 +121,16 @@ class WideNeighborhoods(NamedTuple):
 
     Attributes
     ----------
-    centres : Tensor of shape (c,)
-        Numbers of the training rows that are centres.
+    groups : Tensor of shape (c, s)
+        Numbers of close training rows. Their mean, in the metric of the kernel, is a centre. Such
+        means are more evenly spaced than single rows.
     rows : Tensor of shape (c, m)
         Numbers of the rows.
     weights : Tensor of shape (c, m, t)
         Their dual weights H^-1 Y.
     """
 
-    centres: Int[Tensor, " c"]
+    groups: Int[Tensor, "c s"]
     rows: Int[Tensor, "c m"]
     weights: Float[Tensor, "c m t"]
 
@@ -312,22 +311,24 @@ class WideFit:
 
     def _begin(self, n_wide: int) -> None:
         """Neighbourhoods of so many rows, none of which is solved."""
-        n, Y = len(self._kept), self.model.problem.Y
-        self.n_wide = m = min(n_wide, n)
-        # The kept rows are in a random order, so that the first are random centres.
-        centres = self._kept[: math.ceil(_COVERS * n / m)]
-        rows = torch.full((len(centres), m), -1, dtype=torch.int32, device=Y.device)
+        kept, Y = self._kept, self.model.problem.Y
+        m = min(n_wide, len(kept))
+        # Models of other rows have coordinates from another origin.
+        self._core, X = self.model.part(kept, m), self.model.problem.X[kept]
+        points = self._core.points(X)
+        groups = close_rows(points, max(1, round(m / _COVERS)))
+        self._means = points[groups].mean(1)
+        self._centres = Index(self.model.points(X)[groups].mean(1))
+        rows = torch.full((len(groups), m), -1, dtype=torch.int32, device=Y.device)
         weights = torch.zeros(*rows.shape, Y.shape[1], dtype=self.dtype, device=Y.device)
-        self.wide = WideNeighborhoods(centres, rows, weights)
-        self._centres = Index(self.model.points(self.model.problem.X[centres]))
-        self._core = self.model.part(self._kept, m)
+        self.wide = WideNeighborhoods(kept[torch.as_tensor(groups).to(kept)].int(), rows, weights)
 
     def find(self) -> tuple[Correction | None, str]:
         """The correction, unless it does not raise the log density clearly, and the reason."""
         late = None, "the time budget is too small"
         if not self._fits():
             return late
-        some, c = torch.arange(min(_TRIED, len(self.held_out))), len(self.wide.centres)
+        some, c = torch.arange(min(_TRIED, len(self.held_out))), len(self.wide.rows)
         X = self.model.problem.X[self.held_out[some]]
         given = self._centres, self.model.points(X), n_combined(self.wide)
         needed = nearest_centres(*given)[0].unique()
@@ -352,34 +353,30 @@ class WideFit:
 
         The time grows with their square, since larger neighbourhoods are fewer.
         """
-        start = self.budget.seconds
-        first = torch.arange(min(_FIRST, len(self.wide.centres)))
+        start, c = self.budget.seconds, len(self.wide.rows)
+        first = torch.randperm(c, generator=self.generator)[:_FIRST]
         if not self._solve(first):
             return False
         each, left = (self.budget.seconds - start) / len(first), self.budget.left
-        needed = each * len(self.wide.centres)
+        needed = each * c
         if left is None or needed < _SPARED * left:
             return True
-        fewer = int(self.n_wide * (_SPARED * left / needed) ** 0.5)
+        fewer = int(self.wide.rows.shape[1] * (_SPARED * left / needed) ** 0.5)
         if fewer < _LEAST * self.model.n_neighbors:
             return False
         self._begin(fewer)
         return True
 
     def _solve(self, numbers: Int[Tensor, " b"]) -> bool:
-        """Whether there was time to solve these neighbourhoods, except those that are solved.
-
-        Close ones follow each other, since this makes the search for their rows faster.
-        """
-        rows = self.wide.rows
+        """Whether there was time to solve these neighbourhoods, except those that are solved."""
+        rows, weights = self.wide[1:]
         numbers = numbers[(rows[numbers.to(rows.device), 0] < 0).cpu()]
-        # Centre i is row i of the core.
-        for part in self._core.ordered(numbers.to(rows.device)).split(_CHUNK):
+        for part in numbers.sort().values.split(_CHUNK):
             if not self.budget.allows(0.0):
                 return False
-            near, weights = self._core.solved(part)
-            rows[part] = self._kept[near].int()
-            self.wide.weights[part] = weights.to(self.dtype)
+            near, found = self._core.solved(torch.as_tensor(self._means[part]))
+            rows[part.to(rows.device)] = self._kept[near].int()
+            weights[part.to(rows.device)] = found.to(self.dtype)
         return True
 
     def judge(self, some: Int[Tensor, " s"]) -> Judged:
@@ -413,6 +410,16 @@ class WideFit:
         scale, before = _best(lambda at: losses(at, 0.0, e), _MOST_FACTOR)
         shrink, after = _best(lambda at: losses(scale, at, e - weight * A), 0.0)
         return Judged(weight, math.exp(shrink), typical, evidence, float((before - after).mean()))
+
+
+def close_rows(points: Float[np.ndarray, "n q"], size: int) -> Int[np.ndarray, "c s"]:
+    """Numbers of points in groups of this size, which are close to each other.
+
+    These are parts of the leaves of a k-d tree. Neighbouring groups tend to follow each other. Up
+    to ``size - 1`` points are in no group.
+    """
+    tree = cKDTree(points, leafsize=size, compact_nodes=False)
+    return tree.indices[: len(points) // size * size].reshape(-1, size)
 
 
 def n_combined(wide: WideNeighborhoods) -> int:

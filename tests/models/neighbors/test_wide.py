@@ -16,7 +16,7 @@ from skscalablegp.models.neighbors import _plan, _wide
 from skscalablegp.models.neighbors._posterior import NeighborPosterior
 from skscalablegp.models.neighbors._wide import WideFit, combination
 
-D, M, WIDE = 4, 10, 60
+D, M, WIDE = 4, 10, 120
 SCALES = np.linspace(1, 3, D)
 KERNEL = ConstantKernel(1.3) * Matern(SCALES, nu=1.5) + WhiteKernel(0.01)
 
@@ -61,9 +61,9 @@ def shares_of(centres, x):
 
 def wide_mean(gp, X, y, noise, x, without=()):
     """From the fitted centres and their rows, with weights computed anew without some rows."""
-    centres, hoods = gp._wide[3], gp._wide[4]
-    near = nearest(X[centres], x, min(8, len(centres)))
-    shares, means = shares_of(X[centres[near]], x), []
+    centres, hoods = X[gp._wide[3]].mean(1), gp._wide[4]
+    near = nearest(centres, x, min(8, len(centres)))
+    shares, means = shares_of(centres[near], x), []
     for hood in hoods[near]:
         rows = [i for i in hood if i not in without]
         means.append(conditioned(X[rows], y[rows], x, noise[rows])[0])
@@ -87,14 +87,17 @@ def test_predictions_are_those_of_neighbours_corrected_by_wide_ones(t, known, dt
     mean, std = gp.predict(X_test[:40], return_std=True)
     assert gp.wide_weight_ == gp._wide[0] > 0.5 and gp._wide[1] < 0.99
     assert gp.n_wide_neighbors_ == WIDE
-    # A centre for each row of a neighbourhood per 60; its rows are the nearest ones, but for those
-    # that are held out of all.
-    centres, hoods = gp._wide[3:5]
-    assert hoods.shape == (900, WIDE) and len(np.unique(centres)) == 900
-    held_out = np.setdiff1d(np.arange(1000), centres)
+    # A group has 120 / 60 rows. The rows of a neighbourhood are those nearest to the mean of its
+    # group, but for those that are held out of all.
+    groups, hoods = gp._wide[3:5]
+    assert groups.shape == (450, 2) and hoods.shape == (450, WIDE)
+    assert len(np.unique(groups)) == 900
+    held_out = np.setdiff1d(np.arange(1000), groups)
     assert not np.isin(hoods, held_out).any()
-    for i in range(0, 900, 50):
-        assert set(hoods[i]) == set(nearest(X, X[centres[i]], WIDE, leave=held_out))
+    for i in range(0, 450, 25):
+        assert set(hoods[i]) == set(nearest(X, X[groups[i]].mean(0), WIDE, leave=held_out))
+    apart = [np.linalg.norm((X[g] - X[g[::-1]]) / SCALES, axis=1).mean() for g in groups]
+    assert np.mean(apart) < 0.5 * np.linalg.norm((X[:450] - X[450:900]) / SCALES, axis=1).mean()
     close = dict(rtol=1e-7, atol=1e-8) if dtype == "float64" else dict(rtol=1e-4, atol=1e-4)
     for i, x in enumerate(X_test[:40]):
         near = nearest(X, x)
@@ -150,7 +153,7 @@ def _all_rows(X, y, noise):
     """A correction by one neighbourhood of all rows."""
     a = np.linalg.solve(KERNEL.k1(X) + np.diag(noise), y)[:, None]
     rows = np.arange(len(X), dtype=np.int32)
-    return 0.9, 1.0, 0.1, np.array([0]), rows[None], a[None]
+    return 0.9, 1.0, 0.1, rows[None], rows[None], a[None]
 
 
 def nlpd(gp, X, y):
@@ -213,9 +216,9 @@ def test_a_trial_comes_before_the_work(monkeypatch):
     noise = np.random.default_rng(1).standard_normal(len(y))
     solved, solve = [], NeighborPosterior.solved
 
-    def counted(self, rows):
-        solved.append(len(rows))
-        return solve(self, rows)
+    def counted(self, points):
+        solved.append(len(points))
+        return solve(self, points)
 
     monkeypatch.setattr(NeighborPosterior, "solved", counted)
     monkeypatch.setattr(_wide, "_TRIED", 20)
@@ -228,9 +231,9 @@ def test_a_trial_comes_before_the_work(monkeypatch):
     monkeypatch.setattr(_plan, "_WIDE", WIDE)
     settings = dict(optimizer="auto", max_iter=1, n_centers=50, calibrate=False)
     gp = model(n_wide_neighbors="auto", **settings).fit(X, y)
-    assert sum(solved) == 1800 and len(solved) > 3
+    assert sum(solved) == 900 and len(solved) > 3
     assert gp.wide_weight_ > 0
-    why = "n_wide_neighbors = 60 (they change the log density of 200 held-out rows by +"
+    why = "n_wide_neighbors = 120 (they change the log density of 200 held-out rows by +"
     assert why in str(gp.fit_report_)
 
 
@@ -259,7 +262,8 @@ def test_single_precision_that_cannot_solve_a_neighbourhood_is_not_used():
     y = np.sin(X.sum(1))
     single, double = (model(kernel=kernel, dtype=d).fit(X, y) for d in ("float32", "float64"))
     found, expected = (g._posterior() for g in (single, double))
-    weights, exact = (p.solved(torch.arange(20))[1] for p in (found, expected))
+    points = torch.as_tensor(found.points(torch.tensor(X[:20])))
+    weights, exact = (p.solved(points)[1] for p in (found, expected))
     assert_allclose(weights, exact, rtol=1e-6, atol=1e-6 * float(exact.abs().max()))
 
 
@@ -304,12 +308,13 @@ def ticking(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("limit", "rows"), [(None, WIDE), (900.0, WIDE), (150.0, "fewer"), (15.0, None)]
+    ("limit", "rows"), [(None, WIDE), (900.0, WIDE), (150.0, "fewer"), (8.0, None)]
 )
 def test_a_small_time_budget_allows_smaller_neighbourhoods_or_none(monkeypatch, limit, rows):
     X, y, _, _ = table(900, 1)
     posterior = model(n_wide_neighbors=0).fit(X, y)._posterior()
     ticking(monkeypatch)
+    monkeypatch.setattr(_wide, "_CHUNK", 4)
     given = Budget(limit), torch.Generator().manual_seed(0), torch.float64
     found, why = WideFit(posterior, WIDE, *given).find()
     if rows is None:
