@@ -374,7 +374,7 @@ class WideFit:
         for part in numbers.sort().values.split(_CHUNK):
             if not self.budget.allows(0.0):
                 return False
-            near, found = self._core.solved(torch.as_tensor(self._means[part]))
+            near, found = self._core.solved(torch.as_tensor(self._means[part.numpy()]))
             rows[part.to(rows.device)] = self._kept[near].int()
             weights[part.to(rows.device)] = found.to(self.dtype)
         return True
