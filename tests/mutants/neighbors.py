@@ -14,6 +14,27 @@ CORRECTED = "tests/models/neighbors/test_wide.py"
 
 MUTANTS = [
     (
+        "centres are in the coordinates of other rows",
+        WIDE,
+        "points = self._core.points(X)",
+        "points = self.model.points(X)",
+        f"{CORRECTED} -k 'corrected_by_wide_ones'",
+    ),
+    (
+        "a centre is the first row of its group",
+        POSTERIOR,
+        "return Index(points.reshape(*groups.shape, -1).mean(1))",
+        "return Index(points.reshape(*groups.shape, -1)[:, 0])",
+        f"{CORRECTED} -k 'corrected_by_wide_ones'",
+    ),
+    (
+        "groups are of random rows",
+        WIDE,
+        "return tree.indices[:",
+        "return np.random.default_rng(0).permutation(tree.n)[:",
+        f"{CORRECTED} -k 'corrected_by_wide_ones'",
+    ),
+    (
         "a row is predicted from the far centres",
         WIDE,
         "near = centres.nearest(points, count)[1]",
@@ -119,13 +140,6 @@ MUTANTS = [
         f"{CORRECTED} -k 'single_precision'",
     ),
     (
-        "other processes have the predictions without correction",
-        POSTERIOR,
-        "other.correction, other.helpers = correction, helpers_on(self.problem, self._n_jobs)",
-        "other.correction = correction",
-        f"{CORRECTED} -k 'processes'",
-    ),
-    (
         "wide neighbourhoods stay beside another number of neighbours",
         "models/neighbors/_nngp.py",
         "if self.n_neighbors_ != m:",
@@ -184,8 +198,8 @@ MUTANTS = [
     (
         "sets without a factor in single precision keep what they got",
         LOCAL,
-        "            if lost.any():",
-        "            if False:",
+        "if lost.any():\n                for",
+        "if False:\n                for",
         f"{TESTS} -k single_precision",
     ),
     (

@@ -247,7 +247,8 @@ def dual_weights(
 
     def answer(X: Tensor, near: Tensor, dtype: torch.dtype) -> Tensor:
         given, _ = _given_near(problem, theta, X, near, dtype, None)
-        upper, half = given.factor.mT, given.half[:, :, 1:]
+        # A factor without gaps between its columns is solved with several times as fast.
+        upper, half = given.factor.clone().mT, given.half[:, :, 1:]
         found = torch.linalg.solve_triangular(upper, half, upper=True).double()
         if dtype == torch.float32:
             own = given.factor.diagonal(dim1=1, dim2=2).square()

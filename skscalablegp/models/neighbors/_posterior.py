@@ -117,7 +117,6 @@ class NeighborPosterior(Posterior):
         other = copy(self)
         other.correction, other.helpers = correction, helpers_on(self.problem, self._n_jobs)
         other._centres = other._centre_index()
-        other.helpers.follow(self.helpers)
         return other
 
     def _centre_index(self) -> Index | None:

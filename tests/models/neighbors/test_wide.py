@@ -62,7 +62,7 @@ def shares_of(centres, x):
 def wide_mean(gp, X, y, noise, x, without=()):
     """From the fitted centres and their rows, with weights computed anew without some rows."""
     centres, hoods = X[gp._wide[3]].mean(1), gp._wide[4]
-    near = nearest(centres, x, min(8, len(centres)))
+    near = nearest(centres, x, min(6, len(centres)))
     shares, means = shares_of(centres[near], x), []
     for hood in hoods[near]:
         rows = [i for i in hood if i not in without]
@@ -224,7 +224,7 @@ def test_a_trial_comes_before_the_work(monkeypatch):
     monkeypatch.setattr(_wide, "_TRIED", 20)
     monkeypatch.setattr(_wide, "_PROMISE", 4.0)
     gp = model().fit(X, noise)
-    assert 30 < sum(solved) <= 8 + 20 * 8
+    assert 30 < sum(solved) <= 8 + 20 * 6
     assert "a trial of 20 rows gave them a weight of" in str(gp.fit_report_)
     solved.clear()
     monkeypatch.setattr(_wide, "_PROMISE", -9)
