@@ -128,7 +128,7 @@ def _trained_neighbors(kernel: Any, n: int, seconds: float | None) -> Any:
     centers = _TRAINED_CENTERS[1]
     if seconds is not None:
         centers = int(np.clip(_CENTERS_A_SECOND * seconds, *_TRAINED_CENTERS))
-    # The scores of the documentation are without the correction, which predicts every row.
+    # The scores of the documentation are without wide neighbourhoods, which take most of a fit.
     settings = dict(n_centers=centers, n_wide_neighbors=0)
     if kernel is None:
         return NNGPRegressor(**settings)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from copy import copy
+from copy import copy, deepcopy
 
 import numpy as np
 import torch
@@ -92,7 +92,8 @@ class MetricModule(nn.Module):
 
     def __init__(self, parts: list[nn.Module], centre: np.ndarray, kept: np.ndarray):
         super().__init__()
-        self.parts = nn.ModuleList(parts).cpu()
+        # Copies, since the metric's own parts stay on its device.
+        self.parts = nn.ModuleList(deepcopy(parts)).cpu()
         self.register_buffer("kept", torch.as_tensor(np.flatnonzero(kept)))
         self.register_buffer("centre", torch.as_tensor(centre[kept], dtype=torch.float64))
 

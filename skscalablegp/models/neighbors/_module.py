@@ -33,7 +33,8 @@ class NeighborModule(PosteriorModule):
 
     Notes
     -----
-    O(n q + m^3 / 3) a row, and n numbers of memory.
+    O(n q + m^3 / 3) a row. Memory of the order of n numbers; with wide neighbourhoods also of their
+    weights and row numbers.
     """
 
     def __init__(
@@ -61,9 +62,12 @@ class NeighborModule(PosteriorModule):
         }
         self._numbers: tuple[float, float, float] | None = None
         if correction is not None:
-            *numbers, wide = correction
+            *numbers, wide, _ = correction
             self._numbers, self._combined = tuple(numbers), n_combined(wide)
-            tensors |= {"centres": points[wide.groups.long()].mean(1), "weights": wide.weights}
+            tensors |= {
+                "centres": points[wide.groups.long().cpu()].mean(1),
+                "weights": wide.weights,
+            }
             self.register_buffer("wide_rows", wide.rows.long().cpu())
         for name, value in tensors.items():
             self.register_buffer(name, value.detach().double().cpu().clone())

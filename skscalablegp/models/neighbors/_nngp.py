@@ -48,6 +48,8 @@ from ._wide import Correction, WideFit
 
 # The gain, in nats per row, for which "auto" takes the larger number of neighbours.
 _WORTH = 0.02
+# Rows that may be added to a model with wide neighbourhoods, as a share of those of its fit.
+_ADDED = 0.2
 # Number of rows of the calibration, which costs as much as their prediction.
 _CALIBRATION = 2000
 
@@ -78,8 +80,8 @@ class NNGPRegressor(GPRegressorBase):
         Number of training rows from which a new row is predicted. If the table has no more rows,
         the model is the exact Gaussian process. "auto" is all rows up to 2,000. Above, it is 200 in
         training, and then 200 or 400: the larger number triples the time of predictions, and is
-        taken if there are no wide neighbourhoods and it raises the mean log density of the same
-        rows as in `calibrate` by more than 0.02.
+        taken if it raises the mean log density of the same rows as in `calibrate` by 0.02 more than
+        wide neighbourhoods do.
         Time grows with the third power of this number.
     alpha : float or array-like of shape (n,), default=1e-10
         Known noise variance, added to the diagonal of the kernel matrix, in squared units of y, or
@@ -130,15 +132,17 @@ class NNGPRegressor(GPRegressorBase):
         such as `HeteroscedasticRegressor`.
     n_wide_neighbors : int or "auto", default="auto"
         Number of rows of wide neighbourhoods, which correct predictions from the nearest rows; 0
-        means none. The fit computes the dual weights of the nearest rows of every 13th training row
-        or so (of one row per ``n_wide_neighbors / 60``). Predictions from the neighbourhoods around
-        a new row are combined, and a multiple of how they differ from its own prediction is added.
-        The multiple is zero unless rows held out of all neighbourhoods gain log density. "auto" is
-        800 rows, and 600 on tables of more than 300,000 rows, where the hyperparameters are
-        trained. Smaller ones are taken if the time budget requires it, and none if they would have
-        less than twice `n_neighbors` rows. A fit costs O(n m^2) for m wide neighbours, and
-        predictions about twice the time. The model stores 480 bytes for each row of the table. It
-        has no effect with inducing points.
+        means none. The fit divides the table into groups of ``n_wide_neighbors / 60`` close rows,
+        and solves an exact Gaussian process of the rows nearest to each group. The predictions of
+        those around a new row are combined, and a multiple of how they differ from the prediction
+        from its nearest rows is added to it. They are used if rows held out of all of them clearly
+        gain log density, unless a larger number of neighbours gains more. "auto" is 1,000, on
+        tables of more than 300,000 rows 800, and 0 if the hyperparameters are not trained. They
+        have fewer rows if the time budget requires it, and there are none if it allows less than
+        twice `n_neighbors`. For m rows each, a fit costs O(n m^2), about 10 processor minutes for a
+        million rows by default, and predictions take twice the time. The model stores 480 bytes for
+        each row of the table with one target in single precision. It has no effect with inducing
+        points.
     random_state : int, RandomState instance or None, default=None
         Seed for all random choices of a fit; None uses a new seed each time. It determines the rows
         on which the hyperparameters are trained, and the restarts.
@@ -155,9 +159,10 @@ class NNGPRegressor(GPRegressorBase):
         float64, and so are variances that float32 cannot resolve.
     n_jobs : int or None, default=None
         Number of processes that share the work, as in joblib. They share the small systems of
-        training, of calibration and of predictions for at least 64 rows. Each process receives the
-        table once and has its own index of neighbours. None means this process, unless a
-        :class:`joblib.parallel_config` context says otherwise. On a GPU it has no effect.
+        training, of calibration, of wide neighbourhoods and of predictions for at least 64 rows.
+        Each process receives the table once, and for wide neighbourhoods again, and has its own
+        index of neighbours. None means this process, unless a :class:`joblib.parallel_config`
+        context says otherwise. On a GPU it has no effect.
     callbacks : callable, list of callable or None, default=None
         Functions called after each step or score with a `TrainingStep`; training ends when one
         returns a true value.
@@ -372,15 +377,21 @@ class NNGPRegressor(GPRegressorBase):
         result = train_planned(part, estimator, settings.training, run)
         if self._kind == "vecchia":
             self._keep_objective(problem, result, run)
-        wide = self._found_wide(problem, result, settings, run)
-        if wide is not None and len(settings.compared) > 1:
-            settings = self._with_few_neighbors(settings, run)
+        found: dict[int, Scaled] = {}
         asked = self.calibrate or len(settings.compared) > 1
         fixed = self.optimizer is None or problem.kernel.n_params == 0
         if asked and not (fixed or run.stopped):
             with run.stage("calibration", optional=True):
-                result = self._calibrated(problem, settings, result, run)
-        self._keep_wide(None if wide is None else wide.scaled(self._scale))
+                self._calibrate(found, problem, settings, result, run)
+        if not found:
+            found[settings.compared[0]] = Scaled(torch.as_tensor(result.theta), 1.0, np.nan)
+        wide = self._choose(found, problem, settings, run)
+        self._keep_wide(wide)
+        best = found[self.n_neighbors_]
+        self.local_power_, self._scale = best.power, best.scale
+        if best.scale != 1.0 or self.n_neighbors_ != settings.compared[0]:
+            # The likelihood is that of rows given as many neighbours as predictions take.
+            result = replace(result, theta=best.theta.numpy(), value=float("nan"))
         if self._kind in VALUES:
             near = result.state.extra.get("near")
             if near is None or near.shape[1] != self.n_neighbors_:
@@ -403,15 +414,20 @@ class NNGPRegressor(GPRegressorBase):
         if self.n_inducing_:
             self._inducing = extra["inducing"].cpu().numpy()
 
-    def _calibrated(
-        self, problem: GPProblem, settings: NeighborPlan, result: TrainingResult, run: FitRun
-    ) -> TrainingResult:
-        """Choose the number of neighbours and scale the kernel, by leave-one-out."""
+    def _calibrate(
+        self,
+        found: dict[int, Scaled],
+        problem: GPProblem,
+        settings: NeighborPlan,
+        result: TrainingResult,
+        run: FitRun,
+    ) -> None:
+        """Scale the kernel by leave-one-out, for each number of neighbours that is compared."""
         # Predictions of the rows in the training objective are too good to determine the scale.
         # They still show which number of neighbours is better.
         n, seen = len(problem.X), self._seen if self.objective == "leave_one_out" else ()
         others = torch.as_tensor(np.setdiff1d(np.arange(n), seen))
-        auto, scaled = len(settings.compared) > 1, self.calibrate and len(others) > 0
+        scaled = self.calibrate and len(others) > 0
         if self.calibrate and not scaled:
             run.follow(settings.ignoring("calibrate", because="training has predicted all rows"))
         if not len(others):
@@ -422,72 +438,80 @@ class NNGPRegressor(GPRegressorBase):
             why = "no hyperparameters scale the whole kernel"
             run.follow(settings.ignoring("calibrate", because=why))
         scaled = scaled and scales.free
-        if not (auto or scaled):
-            return result
+        if not (scaled or len(settings.compared) > 1):
+            return
         rows = others[random_rows(len(others), _CALIBRATION, run.generator)].to(problem.X.device)
         near = neighbours_of(problem, theta, rows, max(settings.compared))
         shared = None
         if self.n_inducing_:
             result.state.extra["earlier"] = self._earlier(problem, theta)
             shared = self._shared(problem, theta, result.state.extra["earlier"])
-        found = {}
         for m in settings.compared:
             run.budget.check()
             given = getattr(torch, self.dtype_), scaled, self.local_scale, shared
             found[m] = scales.best(rows, near[:, :m], *given)
-        if auto and self._takes_more(settings, found, run):
-            # The likelihood is that of rows given as many neighbours as predictions take.
-            result = replace(result, value=float("nan"))
-        if not scaled:
-            return result
-        best = found[self.n_neighbors_]
-        run.reports(scale=best.scale)
-        self.local_power_, self._scale = best.power, best.scale
-        theta = best.theta.numpy()
-        return replace(result, theta=theta, value=float("nan"))
 
-    def _takes_more(self, settings: NeighborPlan, found: dict[int, Scaled], run: FitRun) -> bool:
-        """Whether the larger number of neighbours is worth its time; set the number."""
-        few, many = settings.compared
-        gain = found[many].density - found[few].density
-        why = f"{many} in place of {few} change the log density of held-out rows by {gain:+.3f}"
-        self.n_neighbors_ = many if gain > _WORTH else few
-        run.follow(replace(settings, n_neighbors=Choice(self.n_neighbors_, why)))
-        return self.n_neighbors_ != few
+    def _choose(
+        self,
+        found: dict[int, Scaled],
+        problem: GPProblem,
+        settings: NeighborPlan,
+        run: FitRun,
+    ) -> Correction | None:
+        """Set the number of neighbours; return the correction by wide neighbourhoods.
 
-    def _with_few_neighbors(self, settings: NeighborPlan, run: FitRun) -> NeighborPlan:
-        """The plan if wide neighbourhoods know what more neighbours would."""
-        few = settings.compared[0]
-        choice = Choice(few, "wide neighbourhoods contain more rows")
-        settings = replace(settings, n_neighbors=choice, compared=(few,))
-        run.follow(settings)
-        return settings
+        A larger number of neighbours triples the time of predictions, and is taken if it is better
+        than the smaller one by 0.02, wide neighbourhoods included.
+        """
+        few, many = settings.compared[0], settings.compared[-1]
+        wide, gain, why = self._found_wide(problem, found, settings, run)
+        self.n_neighbors_ = few
+        if many != few and many in found:
+            more = found[many].density - found[few].density
+            reason = f"{many} in place of {few} change the log density of left-out rows by"
+            reason += f" {more:+.3f}"
+            if wide is not None:
+                reason += f", wide neighbourhoods by {gain:+.3f}"
+            if more - gain > _WORTH:
+                self.n_neighbors_ = many
+                if wide is not None:
+                    wide, why = None, f"{why}, {many} neighbours by {more:+.4f}"
+            run.follow(replace(settings, n_neighbors=Choice(self.n_neighbors_, reason)))
+        if found[self.n_neighbors_].scale != 1.0:
+            run.reports(scale=found[self.n_neighbors_].scale)
+        number = 0 if wide is None else wide.wide.rows.shape[1]
+        run.chose("n_wide_neighbors", number, why)
+        if settings.n_wide.value and wide is None and self.n_wide_neighbors != "auto":
+            run.ignores("n_wide_neighbors", why)
+        return wide
 
     def _found_wide(
-        self, problem: GPProblem, result: TrainingResult, settings: NeighborPlan, run: FitRun
-    ) -> Correction | None:
-        """The correction by wide neighbourhoods, if held-out rows gain."""
-        (n_wide, why), found = settings.n_wide, None
-        if n_wide and not run.stopped:
-            dtype = getattr(torch, self.dtype_)
-            why = "there was no time for them"
-            with run.stage("wide neighbourhoods", optional=True), failing_softly() as failed:
-                theta = torch.as_tensor(result.theta)
-                m = settings.compared[0]
-                model = NeighborPosterior(problem, theta, m, dtype, n_jobs=self.n_jobs)
-                work = WideFit(model, n_wide, run.budget, run.generator, dtype)
-                found, why = work.find()
-            if failed:
-                why = f"they could not be solved: {failed[0]}"
-            elif found is None and run.stopped:
-                why = "the fit ended before all of them were solved"
-        elif n_wide:
-            why = "the fit ended before they were solved"
-        self.n_wide_neighbors_ = 0 if found is None else found.wide.rows.shape[1]
-        run.chose("n_wide_neighbors", self.n_wide_neighbors_, why)
-        if n_wide and found is None and self.n_wide_neighbors != "auto":
-            run.ignores("n_wide_neighbors", why)
-        return found
+        self,
+        problem: GPProblem,
+        found: dict[int, Scaled],
+        settings: NeighborPlan,
+        run: FitRun,
+    ) -> tuple[Correction | None, float, str]:
+        """The correction, the gain in log density by it, and the reason; None without a gain."""
+        (n_wide, why), m = settings.n_wide, settings.compared[0]
+        if not n_wide:
+            return None, 0.0, why
+        if run.stopped:
+            return None, 0.0, "the fit ended before they were solved"
+        dtype, scaled, wide = (
+            getattr(torch, self.dtype_),
+            found[m],
+            (None, 0.0, "there was no time"),
+        )
+        with run.stage("wide neighbourhoods", optional=True), failing_softly() as failed:
+            given = scaled.theta, m, dtype, scaled.power, scaled.scale
+            model = NeighborPosterior(problem, *given, n_jobs=self.n_jobs)
+            wide = WideFit(model, n_wide, run.budget, run.generator, dtype).find()
+        if failed:
+            return None, 0.0, f"they could not be solved: {failed[0]}"
+        if wide[0] is None and run.stopped:
+            return None, 0.0, "the fit ended before all of them were solved"
+        return wide
 
     def _keep_wide(self, found: Correction | None) -> None:
         """Keep them as numbers and arrays, from which later predictions build them."""
@@ -555,11 +579,12 @@ class NNGPRegressor(GPRegressorBase):
         """Add rows to the model; the hyperparameters and the target's scale do not change.
 
         Costs O(n) for n rows in all, which are copied: ten rows take milliseconds beside a few
-        thousand, and a third of a second beside a million. Wide neighbourhoods keep their rows,
-        so that new rows count only among the nearest ones. With inducing points, which remain the
-        same rows, the posterior of their weights is computed anew. The first call is a `fit`. A
-        search that was exact, as up to 30,000 rows, remains so until more than 1,000 rows plus 2%
-        of the others have been added; the index is then built anew, and may be approximate.
+        thousand, and a third of a second beside a million. Wide neighbourhoods keep their rows, so
+        that new rows count only among the nearest ones. After more than a fifth of the fit's rows
+        has been added, predictions are those of the nearest rows alone. With inducing points, which
+        remain the same rows, the posterior of their weights is computed anew. The first call is a
+        `fit`. A search that was exact, as up to 30,000 rows, remains so until more than 1,000 rows
+        plus 2% of the others have been added; the index is then built anew, and may be approximate.
 
         Parameters
         ----------
@@ -596,7 +621,12 @@ class NNGPRegressor(GPRegressorBase):
                 self.n_neighbors_ = settings.n_neighbors.value
             if settings.exact_instead:
                 self._join_exactly(run, "use a smaller n_neighbors or n_inducing")
-            elif self.n_neighbors_ == m < old and self.dtype_ == precision and not self.n_inducing_:
+            elif (
+                self.n_neighbors_ == m < old
+                and self.dtype_ == precision
+                and not self.n_inducing_
+                and self._wide_suits(n)
+            ):
                 after = before.plus(self._trained_problem(), len(more.X))
                 self._remember(after)
             else:
@@ -608,7 +638,7 @@ class NNGPRegressor(GPRegressorBase):
                     )
                 if self.n_inducing_:
                     run.finish("inducing points", self._shared_again)
-                if self.n_neighbors_ != m:
+                if self.n_neighbors_ != m or not self._wide_suits(n):
                     # Their weight is that beside another number of neighbours.
                     self._keep_wide(None)
                 self._remember(run.finish("index", self._build_posterior))
@@ -623,6 +653,13 @@ class NNGPRegressor(GPRegressorBase):
             run.reports(summary=f"a row is predicted from {self.n_neighbors_} of {n:,} rows")
             run.ended("converged", n_iter=1, because="rows were added; the kernel is unchanged")
         return self
+
+    def _wide_suits(self, n: int) -> bool:
+        """Whether few of n rows were added to those of which wide neighbourhoods consist.
+
+        Among many more rows, the nearest ones alone are better than with neighbourhoods of few.
+        """
+        return self._wide is None or n <= (1 + _ADDED) * self._wide[-1]
 
     # ------------------------------------------------------------------ prediction
 

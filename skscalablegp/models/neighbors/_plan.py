@@ -31,8 +31,8 @@ _START, _SUBSET = 1000, 3000
 # Rows up to which "auto" predicts in double precision.
 _DOUBLE_ROWS = 10_000
 # Rows of a wide neighbourhood by "auto", up to a number of rows and above: the time of all grows
-# with the square of the rows of one, to about 4 processor minutes of a million rows with 600.
-_WIDE, _WIDE_ROWS, _LESS_WIDE = 800, 300_000, 600
+# with the square of the rows of one, to about 10 processor minutes of a million rows with 800.
+_WIDE, _WIDE_ROWS, _LESS_WIDE = 1000, 300_000, 800
 # Numbers that wide neighbourhoods store for each row of the table, and again for each target.
 _STORED = 60
 # Neighbours of a row among the rows before it, in the likelihood of all rows.

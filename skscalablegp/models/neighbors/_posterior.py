@@ -185,7 +185,7 @@ class NeighborPosterior(Posterior):
         """
         if self.correction is None or self._centres is None:
             return found.mean, found.variance
-        own, (*numbers, wide) = None, self.correction
+        own, (*numbers, wide, _) = None, self.correction
         if rows is not None:
             variance = self.correction.shrink * found.variance
             variance = variance + self.problem.noise(self._theta, rows)

@@ -11,7 +11,6 @@ import numpy as np
 import torch
 from jaxtyping import Float, Int
 from scipy.optimize import minimize_scalar
-from scipy.spatial import cKDTree
 from torch import Tensor
 
 from ...core.posteriors import half_solved
@@ -43,15 +42,16 @@ _PROMISE, _CERTAIN = 1.0, 3.0
 _WORTH = 0.005
 # Largest absolute logarithm of a factor of variances.
 _MOST_FACTOR = 3.0
-# Neighbourhoods that are solved at first, which show how long one takes, and then at a time.
-_FIRST, _CHUNK = 8, 256
+# Neighbourhoods that are solved at first, which show how long one takes, and then at a time. Fewer
+# are not shared among processes.
+_FIRST, _CHUNK = 64, 256
 # Share of the time left that the work is planned to take at most, and the least rows of a
 # neighbourhood, in units of the neighbours of a prediction, for which it is worth doing.
 _SPARED, _LEAST = 0.8, 2
 # Variances below this share of the typical one are those of training rows.
 _OWN = 0.05
-# Numbers that are gathered at a time, few enough for the cache of a core.
-_GATHERED = 2**19
+# Numbers that are gathered at a time; on a CPU, few enough for the cache of a core.
+_GATHERED, _GATHERED_ON_GPU = 2**19, 2**27
 
 
 @runtime_checkable
@@ -154,7 +154,8 @@ class WideNeighborhoods(NamedTuple):
         and a little larger.
         """
         (k, m, t), d = (near.shape[1], *self.weights.shape[1:]), X.shape[1]
-        step = max(1, _GATHERED // (k * m * d))
+        most = _GATHERED if X.device.type == "cpu" else _GATHERED_ON_GPU
+        step = max(1, most // (k * m * (d + t)))
         out = X.new_empty(len(X), t)
 
         def write(start: int) -> None:
@@ -212,26 +213,24 @@ class Correction(NamedTuple):
     typical : float
         Mean latent variance of held-out rows.
     wide : WideNeighborhoods
+    n_rows : int
+        Rows of the table in the fit.
     """
 
     weight: float
     shrink: float
     typical: float
     wide: WideNeighborhoods
-
-    def scaled(self, number: float) -> Correction:
-        """The same for a kernel multiplied by a number; the means do not change."""
-        wide = self.wide._replace(weights=self.wide.weights / number)
-        return self._replace(typical=number * self.typical, wide=wide)
+    n_rows: int
 
     def arrays(self) -> tuple:
         """Numbers and arrays, of which `from_arrays` makes the correction again."""
-        return *self[:3], *(part.cpu().numpy() for part in self.wide)
+        return *self[:3], *(part.cpu().numpy() for part in self.wide), self.n_rows
 
     @classmethod
     def from_arrays(cls, kept: tuple, device: torch.device) -> Correction:
-        wide = WideNeighborhoods(*(torch.as_tensor(part).to(device) for part in kept[3:]))
-        return cls(*kept[:3], wide)
+        wide = WideNeighborhoods(*(torch.as_tensor(part).to(device) for part in kept[3:-1]))
+        return cls(*kept[:3], wide, kept[-1])
 
 
 def corrected_moments(
@@ -279,6 +278,12 @@ class Judged(NamedTuple):
     evidence: float
     gain: float
 
+    @property
+    def said(self) -> str:
+        """The weight for a report."""
+        error = abs(self.weight) / max(abs(self.evidence), 1e-300)
+        return f"their weight was {self.weight:.2f} with a standard error of {error:.2f}"
+
 
 @dataclass(eq=False)
 class WideFit:
@@ -318,16 +323,21 @@ class WideFit:
         # Models of other rows have coordinates from another origin.
         self._core, X = self.model.part(kept, m), self.model.problem.X[kept]
         points = self._core.points(X)
-        groups = close_rows(points, max(1, round(m / _COVERS)))
+        # All rows are one neighbourhood.
+        size = len(kept) if m == len(kept) else max(1, round(m / _COVERS))
+        groups = close_rows(points, size)
         self._means = points[groups].mean(1)
         self._centres = Index(self.model.points(X)[groups].mean(1))
         rows = torch.full((len(groups), m), -1, dtype=torch.int32, device=Y.device)
         weights = torch.zeros(*rows.shape, Y.shape[1], dtype=self.dtype, device=Y.device)
         self.wide = WideNeighborhoods(kept[torch.as_tensor(groups).to(kept)].int(), rows, weights)
 
-    def find(self) -> tuple[Correction | None, str]:
-        """The correction, unless it does not raise the log density clearly, and the reason."""
-        late = None, "the time budget is too small"
+    def find(self) -> tuple[Correction | None, float, str]:
+        """The correction, the rise of the log density by it, and the reason.
+
+        There is no correction if the log density of held-out rows does not rise clearly.
+        """
+        late = None, 0.0, "the time budget is too small"
         if not self._fits():
             return late
         some, c = torch.arange(min(_TRIED, len(self.held_out))), len(self.wide.rows)
@@ -339,16 +349,18 @@ class WideFit:
                 return late
             trial = self.judge(some)
             if trial.evidence <= _PROMISE:
-                errors = f"{trial.evidence:.1f} standard errors"
-                return None, f"a trial of {len(some)} rows gave them a weight of {errors}"
+                return None, 0.0, f"in a trial of {len(some)} rows {trial.said}"
         if not self._solve(torch.arange(c)):
             return late
         best = self.judge(torch.arange(len(self.held_out)))
         rows = f"{len(self.held_out):,} held-out rows"
         why = f"they change the log density of {rows} by {best.gain:+.4f}"
-        if best.evidence < _CERTAIN or best.gain < _WORTH:
-            return None, why
-        return Correction(best.weight, best.shrink, best.typical, self.wide), why
+        if not best.evidence >= _CERTAIN:
+            return None, 0.0, f"{why}, but {best.said}"
+        if not best.gain >= _WORTH:
+            return None, 0.0, why
+        n = len(self.model.problem.X)
+        return Correction(best.weight, best.shrink, best.typical, self.wide, n), best.gain, why
 
     def _fits(self) -> bool:
         """Whether there is time; the rows of a neighbourhood are reduced if that gives enough.
@@ -402,7 +414,8 @@ class WideFit:
         whole = torch.maximum(total, floor)[:, None]
         norm, products = float((A.square() / whole).sum()), (A * e / whole).sum(1)
         weight = float(products.sum()) / norm if norm > 0 else 0.0
-        evidence = float(products.sum() / products.norm()) if norm > 0 else 0.0
+        scores = (A * (e - weight * A) / whole).sum(1)
+        evidence = weight * norm / max(float(scores.norm()), 1e-300)
 
         def losses(log_scale: float, log_shrink: float, error: Tensor) -> Tensor:
             latent = v * (1 - (1 - math.exp(log_shrink)) * size)
@@ -417,11 +430,19 @@ class WideFit:
 def close_rows(points: Float[np.ndarray, "n q"], size: int) -> Int[np.ndarray, "c s"]:
     """Numbers of points in groups of this size, which are close to each other.
 
-    These are parts of the leaves of a k-d tree. Neighbouring groups tend to follow each other. Up
-    to ``size - 1`` points are in no group.
+    These are the leaves of a tree whose nodes are split in their widest dimension. Neighbouring
+    groups tend to be close. Up to ``size - 1`` points are in no group.
     """
-    tree = cKDTree(points, leafsize=size, compact_nodes=False)
-    return tree.indices[: len(points) // size * size].reshape(-1, size)
+    groups, left = [], [np.arange(len(points) // size * size)]
+    while left:
+        rows = left.pop()
+        if len(rows) == size:
+            groups.append(rows)
+            continue
+        part, half = points[rows], len(rows) // size // 2 * size
+        order = part[:, np.ptp(part, axis=0).argmax()].argpartition(half)
+        left += [rows[order[half:]], rows[order[:half]]]
+    return np.array(groups)
 
 
 def n_combined(wide: WideNeighborhoods) -> int:

@@ -9,12 +9,14 @@ from numpy.testing import assert_allclose, assert_array_equal
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.gaussian_process.kernels import ConstantKernel, Matern, WhiteKernel
 
-from skscalablegp import NNGPRegressor, files, to_torch
+from simulated import simulated
+
+from skscalablegp import NNGPRegressor, export_onnx, files, to_torch
 from skscalablegp.core import Machine
-from skscalablegp.core.training import Budget
+from skscalablegp.core.training import Budget, StopTraining
 from skscalablegp.models.neighbors import _plan, _wide
 from skscalablegp.models.neighbors._posterior import NeighborPosterior
-from skscalablegp.models.neighbors._wide import WideFit, combination
+from skscalablegp.models.neighbors._wide import WideFit, close_rows, combination
 
 D, M, WIDE = 4, 10, 120
 SCALES = np.linspace(1, 3, D)
@@ -96,8 +98,6 @@ def test_predictions_are_those_of_neighbours_corrected_by_wide_ones(t, known, dt
     assert not np.isin(hoods, held_out).any()
     for i in range(0, 450, 25):
         assert set(hoods[i]) == set(nearest(X, X[groups[i]].mean(0), WIDE, leave=held_out))
-    apart = [np.linalg.norm((X[g] - X[g[::-1]]) / SCALES, axis=1).mean() for g in groups]
-    assert np.mean(apart) < 0.5 * np.linalg.norm((X[:450] - X[450:900]) / SCALES, axis=1).mean()
     close = dict(rtol=1e-7, atol=1e-8) if dtype == "float64" else dict(rtol=1e-4, atol=1e-4)
     for i, x in enumerate(X_test[:40]):
         near = nearest(X, x)
@@ -115,11 +115,10 @@ def test_the_shares_of_one_centre_and_of_equal_centres():
     assert combination(on_one_side)[0, 0] > 1 > 0 > combination(on_one_side)[0, 1]
 
 
-@pytest.mark.parametrize("m", [40, 997])
-def test_a_training_row_is_left_out_of_the_neighbourhoods(m):
+@pytest.mark.parametrize("everything", [False, True])
+def test_a_training_row_is_left_out_of_the_neighbourhoods(everything):
     """Exactly if its neighbours and those of the neighbourhoods are all other rows."""
-    X, y, _, _ = table(n=200 if m == 997 else 1000)
-    everything = m == 997
+    X, y, _, _ = table(200 if everything else 1000)
     n = len(X)
     settings = dict(n_neighbors=n - 1, n_wide_neighbors=n) if everything else {}
     gp = model(**settings).fit(X, y)
@@ -153,7 +152,7 @@ def _all_rows(X, y, noise):
     """A correction by one neighbourhood of all rows."""
     a = np.linalg.solve(KERNEL.k1(X) + np.diag(noise), y)[:, None]
     rows = np.arange(len(X), dtype=np.int32)
-    return 0.9, 1.0, 0.1, rows[None], rows[None], a[None]
+    return 0.9, 1.0, 0.1, rows[None], rows[None], a[None], len(rows)
 
 
 def nlpd(gp, X, y):
@@ -190,15 +189,66 @@ def test_the_factor_of_variances_is_no_new_scale():
     assert shrinks[1] == pytest.approx(shrinks[0], abs=0.03)
 
 
-def test_the_scale_of_the_calibration_does_not_move_means():
+def test_groups_are_of_close_rows():
+    points = np.random.default_rng(0).uniform(size=(1003, 3))
+    groups = close_rows(points, 10)
+    assert groups.shape == (100, 10) and len(np.unique(groups)) == 1000
+    spread = points[groups].std(1).mean()
+    # A cube of a hundredth of the volume has the side 0.215, and this standard deviation.
+    assert spread < 1.15 * 0.215 / 12**0.5
+    neighbours = np.linalg.norm(np.diff(points[groups].mean(1), axis=0), axis=1).mean()
+    assert neighbours < 0.5 * np.linalg.norm(points[:500] - points[500:1000], axis=1).mean()
+    assert_array_equal(np.sort(close_rows(points, 1003)[0]), np.arange(1003))
+
+
+@pytest.mark.parametrize("known", [False, True])
+def test_weight_and_factor_are_those_of_held_out_rows(monkeypatch, known):
+    """Least squares and the log density on a grid, from dense algebra."""
+    monkeypatch.setattr(_wide, "_WORTH", -9.0)
+    monkeypatch.setattr(_wide, "_CERTAIN", -9.0)
+    X, y, _, _ = table(700)
+    rng = np.random.default_rng(5)
+    noise_variance = rng.uniform(0, 0.3, len(X)) if known else np.zeros(len(X))
+    y = y + np.sqrt(noise_variance) * rng.standard_normal(len(y))
+    gp = model(local_scale=False).fit(X, y, noise_variance=noise_variance if known else None)
+    noise = 0.01 + noise_variance
+    held_out = np.setdiff1d(np.arange(len(X)), gp._wide[3])
+    assert len(held_out) == 70
+    e, v, wide = np.empty((3, 70))
+    for i, j in enumerate(held_out):
+        near = nearest(X, X[j], leave=[j])
+        own, v[i] = conditioned(X[near], y[near], X[j], noise[near])
+        e[i], wide[i] = y[j] - own, wide_mean(gp, X, y, noise, X[j]) - own
+    weight, shrink, typical = gp._wide[:3]
+    assert typical == pytest.approx(v.mean(), rel=1e-6)
+    size = (1 - v / 1.3) * v / (v + 0.05 * typical)
+    A, total = size * wide, v + noise[held_out]
+    assert weight == pytest.approx((A * e / total).sum() / (A * A / total).sum(), rel=1e-6)
+
+    def loss(log_scale, log_shrink, error):
+        latent = v * (1 - (1 - np.exp(log_shrink)) * size)
+        total = np.exp(log_scale) * (latent + 0.01) + noise_variance[held_out]
+        return (error**2 / total + np.log(total)).mean()
+
+    grid = np.linspace(-3, 3, 1201)
+    scale = min(grid, key=lambda at: loss(at, 0.0, e))
+    best = min(grid[grid <= 0], key=lambda at: loss(scale, at, e - weight * A))
+    assert np.log(shrink) == pytest.approx(best, abs=0.02)
+
+
+def test_the_calibration_comes_first_and_does_not_move_means():
     X, y, X_test, _ = table(2500)
     settings = dict(optimizer="auto", max_iter=1, n_centers=50, subset_size=None)
     settings |= dict(kernel=ConstantKernel(9.0) * KERNEL.k1.k2 + WhiteKernel(0.1))
     gp, plain = (model(calibrate=c, **settings).fit(X, y) for c in (True, False))
     assert gp._scale < 0.7 and plain._scale == 1.0
-    assert gp.wide_weight_ == pytest.approx(plain.wide_weight_, rel=1e-9)
-    assert_allclose(gp.predict(X_test), plain.predict(X_test), rtol=1e-3, atol=1e-4)
-    assert gp._wide[2] == pytest.approx(gp._scale * plain._wide[2], rel=1e-9)
+    stages = [*gp.fit_report_.seconds]
+    assert stages.index("calibration") < stages.index("wide neighbourhoods")
+    for g in (gp, plain):  # a fit with an own scale has the same rows in other neighbourhoods
+        few = NNGPRegressor(g.kernel_, optimizer=None, n_neighbors=M, normalize_y=False)
+        few.set_params(n_wide_neighbors=0, dtype="float64", local_scale=False).fit(X, y)
+        change = np.abs(g.predict(X_test) - few.predict(X_test)).mean()
+        assert 0.01 < change < 0.1
 
 
 def test_none_without_a_gain():
@@ -224,8 +274,8 @@ def test_a_trial_comes_before_the_work(monkeypatch):
     monkeypatch.setattr(_wide, "_TRIED", 20)
     monkeypatch.setattr(_wide, "_PROMISE", 4.0)
     gp = model().fit(X, noise)
-    assert 30 < sum(solved) <= 8 + 20 * 6
-    assert "a trial of 20 rows gave them a weight of" in str(gp.fit_report_)
+    assert 64 < sum(solved) <= 64 + 20 * 6
+    assert "in a trial of 20 rows their weight was" in str(gp.fit_report_)
     solved.clear()
     monkeypatch.setattr(_wide, "_PROMISE", -9)
     monkeypatch.setattr(_plan, "_WIDE", WIDE)
@@ -283,21 +333,45 @@ def test_why_there_are_none_is_in_the_report():
     assert not gp.fit_report_.choices["n_wide_neighbors"].value
 
 
-@pytest.mark.parametrize("wide", [0, WIDE])
-def test_auto_takes_few_neighbours_beside_wide_ones(monkeypatch, wide):
+@pytest.mark.parametrize(("wide", "taken"), [(0, 20), (WIDE, 10), (22, 20)])
+def test_more_neighbours_are_weighed_against_wide_ones(monkeypatch, wide, taken):
     monkeypatch.setattr(_plan, "_NEIGHBORS", 10)
     monkeypatch.setattr(_plan, "_MORE_NEIGHBORS", 20)
+    monkeypatch.setattr(_wide, "_WORTH", -9.0)
+    monkeypatch.setattr(_wide, "_CERTAIN", -9.0)
     X, y, _, _ = table()
     settings = dict(optimizer="auto", max_iter=1, n_centers=50, n_neighbors="auto")
     gp = model(**settings, n_wide_neighbors=wide, small_table="method").fit(X, y)
-    assert gp.n_neighbors_ == (10 if wide else 20) and gp.n_wide_neighbors_ == wide
+    assert gp.n_neighbors_ == taken
+    assert gp.n_wide_neighbors_ == (wide if taken == 10 else 0)
     why = gp.fit_report_.choices["n_neighbors"].reason
-    assert (why == "wide neighbourhoods contain more rows") == bool(wide)
+    assert why.startswith("20 in place of 10 change the log density of left-out rows by +0.")
+    assert ("wide neighbourhoods by +" in why) == bool(wide)
+    if wide == 22:
+        assert "20 neighbours by +0." in gp.fit_report_.ignored["n_wide_neighbors"]
+
+
+@pytest.mark.parametrize("how", ["interrupt", "no time"])
+def test_a_fit_that_ends_among_wide_neighbourhoods_is_calibrated(monkeypatch, how):
+    def ended(self, rows):
+        raise KeyboardInterrupt if how == "interrupt" else StopTraining("max_seconds")
+
+    monkeypatch.setattr(NeighborPosterior, "solved", ended)
+    monkeypatch.setattr(_plan, "_NEIGHBORS", 10)
+    monkeypatch.setattr(_plan, "_MORE_NEIGHBORS", 20)
+    X, y, X_test, _ = table()
+    settings = dict(optimizer="auto", max_iter=1, n_centers=50, n_neighbors="auto")
+    settings |= dict(small_table="method", kernel=None, max_seconds=1e6)
+    with pytest.warns(ConvergenceWarning):
+        gp = model(**settings).fit(X, y)
+    plain = model(**settings, n_wide_neighbors=0).fit(X, y)
+    assert gp._scale == plain._scale != 1.0 and gp.n_neighbors_ == plain.n_neighbors_ == 20
+    assert_array_equal(gp.predict(X_test), plain.predict(X_test))
 
 
 def test_auto_is_a_number_of_rows():
     plans = [_plan.plan(NNGPRegressor(), n, 3, Machine()) for n in (2_500, 300_000, 1_000_000)]
-    assert [made.n_wide.value for made in plans] == [800, 800, 600]
+    assert [made.n_wide.value for made in plans] == [1000, 1000, 800]
     assert plans[0].n_neighbors.value == 200
 
 
@@ -316,7 +390,7 @@ def test_a_small_time_budget_allows_smaller_neighbourhoods_or_none(monkeypatch, 
     ticking(monkeypatch)
     monkeypatch.setattr(_wide, "_CHUNK", 4)
     given = Budget(limit), torch.Generator().manual_seed(0), torch.float64
-    found, why = WideFit(posterior, WIDE, *given).find()
+    found, _, why = WideFit(posterior, WIDE, *given).find()
     if rows is None:
         assert found is None and "time budget is too small" in why
     else:
@@ -393,6 +467,32 @@ def test_added_rows_are_neighbours_beside_the_same_wide_neighbourhoods():
     assert_allclose(again.predict(X_test), gp.predict(X_test), rtol=1e-10, atol=1e-12)
 
 
+def test_among_many_added_rows_the_nearest_ones_are_alone(monkeypatch):
+    monkeypatch.setattr(_wide, "_CERTAIN", 1.0)
+    X, y, X_test, _ = table(1250)
+    gp = model().fit(X[:1000], y[:1000]).partial_fit(X[1000:1150], y[1000:1150])
+    assert gp.n_wide_neighbors_ == WIDE
+    gp.partial_fit(X[1150:], y[1150:])
+    assert gp.n_wide_neighbors_ == gp.wide_weight_ == 0 and gp._wide is None
+    plain = model(n_wide_neighbors=0).fit(X, y)
+    assert_allclose(gp.predict(X_test), plain.predict(X_test), rtol=1e-7, atol=1e-9)
+
+
+def test_joint_predictions_and_samples_have_the_corrected_moments():
+    X, y, X_test, _ = table()
+    gp, x = model().fit(X, y), X_test[:6]
+    mean, std = gp.predict(x, return_std=True)
+    joint, covariance = gp.predict(x, return_cov=True)
+    assert_allclose(joint, mean, rtol=1e-9)
+    assert_allclose(covariance.diagonal(), std**2, rtol=1e-6)
+    draws = gp.sample_y(x, 4000, random_state=0)
+    assert_allclose(draws.mean(1), mean, atol=5 * std.max() / 4000**0.5)
+    found = gp._posterior().module().joint(torch.tensor(x)[None])
+    assert_allclose(found.mean[0, :, 0].numpy(), mean, rtol=1e-6, atol=1e-7)
+    diagonal = (found.covariance[0] + found.noise[0].diag()).diagonal().numpy()
+    assert_allclose(diagonal, std**2, rtol=1e-6)
+
+
 @pytest.mark.parametrize("changed", [dict(dtype="float32"), dict(n_neighbors=M + 2)])
 def test_added_rows_in_another_precision_or_with_more_neighbours(changed):
     X, y, X_test, _ = table()
@@ -426,3 +526,31 @@ def test_equal_rows_are_held_out_together(monkeypatch):
         own, variance = conditioned(rows[near], means[near], x, noise[near])
         m, _ = corrected(gp, own, variance, wide_mean(gp, rows, means, noise, x))
         assert gp.predict(X_test[i : i + 1])[0] == pytest.approx(m, rel=1e-7, abs=1e-8)
+
+
+def test_a_device_has_them():
+    X, y, X_test, _ = table()
+    gp = model().fit(X, y)
+    assert gp.wide_weight_ > 0
+    expected = gp.predict(X_test[:50], return_std=True)
+    with simulated():
+        on_device = model(device="cuda").fit(X, y)
+        assert_allclose(on_device.predict(X_test[:50], return_std=True), expected, rtol=1e-8)
+        module = to_torch(on_device)
+        assert_allclose(on_device.predict(X_test[:50]), expected[0], rtol=1e-8)
+    assert_allclose(module(torch.tensor(X_test[:50]))[0], expected[0], rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.slow
+def test_onnx_files_have_them(tmp_path):
+    onnxruntime = pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnxscript")
+    X, y, X_test, _ = table()
+    gp = model(local_scale=False).fit(X, y)
+    assert gp.wide_weight_ > 0
+    export_onnx(gp, tmp_path / "model.onnx")
+    session = onnxruntime.InferenceSession(
+        str(tmp_path / "model.onnx"), providers=["CPUExecutionProvider"]
+    )
+    found = session.run(["mean", "std"], {"X": X_test[:20]})
+    assert_allclose(found, gp.predict(X_test[:20], return_std=True), rtol=1e-5, atol=1e-6)
