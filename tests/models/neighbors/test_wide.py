@@ -1,17 +1,18 @@
 """Wide neighbourhoods, which correct the predictions of few neighbours, against dense algebra."""
 
 import pickle
+import subprocess
+import sys
 
 import numpy as np
 import pytest
 import torch
 from numpy.testing import assert_allclose, assert_array_equal
+from simulated import simulated
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.gaussian_process.kernels import ConstantKernel, Matern, WhiteKernel
 
-from simulated import simulated
-
-from skscalablegp import NNGPRegressor, export_onnx, files, to_torch
+from skscalablegp import NNGPRegressor, files, to_torch
 from skscalablegp.core import Machine
 from skscalablegp.core.training import Budget, StopTraining
 from skscalablegp.models.neighbors import _plan, _wide
@@ -545,10 +546,16 @@ def test_a_device_has_them():
 def test_onnx_files_have_them(tmp_path):
     onnxruntime = pytest.importorskip("onnxruntime")
     pytest.importorskip("onnxscript")
+    if torch.__version__ < "2.13":
+        pytest.skip("earlier versions write no loops")
     X, y, X_test, _ = table()
     gp = model(local_scale=False).fit(X, y)
     assert gp.wide_weight_ > 0
-    export_onnx(gp, tmp_path / "model.onnx")
+    # In a process of its own: the exporter reads code, which the checks of shapes change in tests.
+    files.save(gp, tmp_path / "model.gp")
+    code = "import sys, skscalablegp as sk; sk.export_onnx(sk.load(sys.argv[1]), sys.argv[2])"
+    paths = [tmp_path / "model.gp", tmp_path / "model.onnx"]
+    subprocess.run([sys.executable, "-c", code, *paths], check=True)
     session = onnxruntime.InferenceSession(
         str(tmp_path / "model.onnx"), providers=["CPUExecutionProvider"]
     )
