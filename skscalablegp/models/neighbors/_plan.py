@@ -30,11 +30,12 @@ _NEIGHBORS, _MORE_NEIGHBORS = 200, 400
 _START, _SUBSET = 1000, 3000
 # Rows up to which "auto" predicts in double precision.
 _DOUBLE_ROWS = 10_000
-# Rows of a wide neighbourhood by "auto", up to a number of rows and above: the time of all grows
-# with the square of the rows of one, to about 10 processor minutes of a million rows with 800.
+# Rows of a wide neighbourhood by "auto", up to a number of rows and above: a million rows take
+# about 10 processor minutes with 800.
 _WIDE, _WIDE_ROWS, _LESS_WIDE = 1000, 300_000, 800
-# Numbers that wide neighbourhoods store for each row of the table, and again for each target.
-_STORED = 60
+# Numbers that wide neighbourhoods store for each row of the table, and again for each target, in
+# units of the square root of their rows.
+_STORED = 1.9
 # Neighbours of a row among the rows before it, in the likelihood of all rows.
 _EARLIER = 30
 # Parameters of a model that is trained and has neighbours.
@@ -180,7 +181,7 @@ def _features(n: int, n_inducing: int) -> MemoryNeed:
 
 def _stored(n: int, n_wide: int, n_targets: int) -> MemoryNeed:
     return MemoryNeed(
-        _STORED * n * (4 + 8 * n_targets) if n_wide else 0,
+        _STORED * n_wide**0.5 * n * (4 + 8 * n_targets),
         f"Wide neighbourhoods of {n:,} rows",
         "use n_wide_neighbors=0",
     )

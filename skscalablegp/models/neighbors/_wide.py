@@ -27,8 +27,9 @@ from ._metric import Index
 _FEWEST, _MOST, _COMBINED = 4, 6, 6000
 # Ridge of the shares relative to the mean squared distance of the centres.
 _RIDGE = 0.3
-# Neighbourhoods that contain an average row: those of m rows have a centre per m / 60 rows.
-_COVERS = 60
+# Rows of a group, in units of the square root of the rows of its neighbourhood: 17 for 1,000, so
+# that 60 neighbourhoods contain an average row.
+_GROUP = 0.53
 # Rows that are held out of all neighbourhoods, at most and as a share of the table, and how many of
 # them come first, before the work.
 _HELD_OUT, _HELD_SHARE, _TRIED = 1000, 0.1, 200
@@ -324,7 +325,7 @@ class WideFit:
         self._core, X = self.model.part(kept, m), self.model.problem.X[kept]
         points = self._core.points(X)
         # All rows are one neighbourhood.
-        size = len(kept) if m == len(kept) else max(1, round(m / _COVERS))
+        size = len(kept) if m == len(kept) else max(1, round(_GROUP * m**0.5))
         groups = close_rows(points, size)
         self._means = points[groups].mean(1)
         self._centres = Index(self.model.points(X)[groups].mean(1))
@@ -365,7 +366,7 @@ class WideFit:
     def _fits(self) -> bool:
         """Whether there is time; the rows of a neighbourhood are reduced if that gives enough.
 
-        The time grows with their square, since larger neighbourhoods are fewer.
+        The time grows with their number to the power of 2.5, since larger neighbourhoods are fewer.
         """
         start, c = self.budget.seconds, len(self.wide.rows)
         first = torch.randperm(c, generator=self.generator)[:_FIRST]
@@ -375,7 +376,7 @@ class WideFit:
         needed = each * c
         if left is None or needed < _SPARED * left:
             return True
-        fewer = int(self.wide.rows.shape[1] * (_SPARED * left / needed) ** 0.5)
+        fewer = int(self.wide.rows.shape[1] * (_SPARED * left / needed) ** 0.4)
         if fewer < _LEAST * self.model.n_neighbors:
             return False
         self._begin(fewer)
