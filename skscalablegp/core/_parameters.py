@@ -101,7 +101,7 @@ calibrate
 local_scale
     Whether standard deviations follow the errors of the nearest training rows.
 n_wide_neighbors
-    Number of rows of the neighbourhoods that correct predictions from the nearest rows.
+    Number of rows of wide neighbourhoods, which correct predictions from the nearest rows.
 n_refits
     Number of times that the regressor is fitted again with the learned noise.
 n_folds
