@@ -131,7 +131,7 @@ class NNGPRegressor(GPRegressorBase):
         it has no effect. Set it to False inside an estimator that learns the size of errors itself,
         such as `HeteroscedasticRegressor`.
     n_wide_neighbors : int or "auto", default="auto"
-        Number of rows of wide neighbourhoods, which correct predictions from the nearest rows; 0
+        Number of rows of wide neighbourhoods, which correct predictions from the nearest rows. 0
         means none. The fit divides the table into small groups of close rows, 17 by default, and
         solves an exact Gaussian process of the rows nearest to each group. The predictions of
         those around a new row are combined, and a multiple of how they differ from the prediction
