@@ -468,7 +468,7 @@ class NNGPRegressor(GPRegressorBase):
         self.n_neighbors_ = few
         if many != few and many in found:
             more = found[many].density - found[few].density
-            reason = f"{many} in place of {few} change the log density of left-out rows by"
+            reason = f"{many} in place of {few} change the log density of held-out rows by"
             reason += f" {more:+.3f}"
             if wide is not None:
                 reason += f", wide neighbourhoods by {gain:+.3f}"

@@ -81,6 +81,7 @@ def of(name, **more):
 
 def model(**params):
     settings = dict(optimizer=None, kernel=KERNEL, n_neighbors=12, random_state=0)
+    settings |= dict(n_wide_neighbors=0)
     return NNGPRegressor(**(settings | params))
 
 

@@ -346,7 +346,7 @@ def test_more_neighbours_are_weighed_against_wide_ones(monkeypatch, wide, taken)
     assert gp.n_neighbors_ == taken
     assert gp.n_wide_neighbors_ == (wide if taken == 10 else 0)
     why = gp.fit_report_.choices["n_neighbors"].reason
-    assert why.startswith("20 in place of 10 change the log density of left-out rows by +0.")
+    assert why.startswith("20 in place of 10 change the log density of held-out rows by +0.")
     assert ("wide neighbourhoods by +" in why) == bool(wide)
     if wide == 22:
         assert "20 neighbours by +0." in gp.fit_report_.ignored["n_wide_neighbors"]
