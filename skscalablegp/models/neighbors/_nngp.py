@@ -136,11 +136,11 @@ class NNGPRegressor(GPRegressorBase):
         solves an exact Gaussian process of the rows nearest to each group. The predictions of
         those around a new row are combined, and a multiple of how they differ from the prediction
         from its nearest rows is added to it. They are used if rows held out of all of them clearly
-        gain log density, unless a larger number of neighbours gains more. "auto" is 1,000, on
-        tables of more than 300,000 rows 800, and 0 if the hyperparameters are not trained. They
+        gain log density, unless a larger number of neighbours gains more. "auto" is 1,000, and
+        0 on tables of more than 300,000 rows or if the hyperparameters are not trained. They
         have fewer rows if the time budget requires it, and there are none if it allows less than
-        twice `n_neighbors`. For m rows each, a fit costs O(n m^2.5), about 10 processor minutes for
-        a million rows by default, and predictions take twice the time. The model stores 480 bytes
+        twice `n_neighbors`. For m rows each, a fit costs O(n m^2.5), about two processor minutes for
+        200,000 rows by default, and predictions take twice the time. The model stores 480 bytes
         for each row of the table with one target in single precision. It has no effect with
         inducing points.
     random_state : int, RandomState instance or None, default=None

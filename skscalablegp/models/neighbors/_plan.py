@@ -30,9 +30,9 @@ _NEIGHBORS, _MORE_NEIGHBORS = 200, 400
 _START, _SUBSET = 1000, 3000
 # Rows up to which "auto" predicts in double precision.
 _DOUBLE_ROWS = 10_000
-# Rows of a wide neighbourhood by "auto", up to a number of rows and above: a million rows take
-# about 10 processor minutes with 800.
-_WIDE, _WIDE_ROWS, _LESS_WIDE = 1000, 300_000, 800
+# Rows of a wide neighbourhood by "auto", up to a number of rows. A million rows took 10 processor
+# minutes with 800, and had no lower NLPD than with 400 neighbours alone.
+_WIDE, _WIDE_ROWS = 1000, 300_000
 # Numbers that wide neighbourhoods store for each row of the table, and again for each target, in
 # units of the square root of their rows.
 _STORED = 1.9
@@ -132,8 +132,8 @@ def plan(
     trained = params.optimizer is not None and n_params > 0
     wide = resolve(
         params.n_wide_neighbors,
-        min(_WIDE if n <= _WIDE_ROWS else _LESS_WIDE, n) if trained else 0,
-        rows if trained else "the hyperparameters are given",
+        min(_WIDE, n) if trained and n <= _WIDE_ROWS else 0,
+        f"{rows}; none above {_WIDE_ROWS:,}" if trained else "the hyperparameters are given",
     )
     if inducing.value:
         wide = Choice(0, "inducing points represent what more distant rows contribute")
