@@ -139,7 +139,7 @@ class NNGPRegressor(GPRegressorBase):
         gain log density, unless a larger number of neighbours gains more. "auto" is 1,000, and
         0 on tables of more than 300,000 rows or if the hyperparameters are not trained. They
         have fewer rows if the time budget requires it, and there are none if it allows less than
-        twice `n_neighbors`. For m rows each, a fit costs O(n m^2.5), about two processor minutes
+        twice `n_neighbors`. For m rows each, a fit costs O(n m^2.5), about three processor minutes
         for 200,000 rows by default, and predictions take twice the time. The model stores 480 bytes
         for each row of the table with one target in single precision. It has no effect with
         inducing points.
