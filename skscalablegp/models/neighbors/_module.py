@@ -96,10 +96,8 @@ class NeighborModule(PosteriorModule):
         return JointMoments(mean, half @ half.mT, noise)
 
     def moments(self, X: Float[Tensor, "b d"]) -> Moments:
-        mean, variance, half = self._alone(X)
-        if self._numbers is not None:
-            given = mean, variance, self.kernel.diag(X), self._wide_mean(X)
-            mean, variance = corrected_moments(self._numbers, *given)
+        *alone, half = self._alone(X)
+        mean, variance = self._corrected(X, *alone)
         white = self.kernel.noise(X)
         if self._power > 0:
             surprise = half[:, :NEAREST, 1:].square().mean((1, 2))
@@ -109,7 +107,17 @@ class NeighborModule(PosteriorModule):
 
     def shift(self, X: Float[Tensor, "b d"]) -> Float[Tensor, "b t"]:
         """By how much the correction moves means."""
-        return self.moments(X).mean - self._alone(X)[0]
+        mean, variance, _ = self._alone(X)
+        return self._corrected(X, mean, variance)[0] - mean
+
+    def _corrected(
+        self, X: Float[Tensor, "b d"], mean: Float[Tensor, "b t"], variance: Float[Tensor, " b"]
+    ) -> tuple[Float[Tensor, "b t"], Float[Tensor, " b"]]:
+        """Means and latent variances, corrected if there is a correction."""
+        if self._numbers is None:
+            return mean, variance
+        given = mean, variance, self.kernel.diag(X), self._wide_mean(X)
+        return corrected_moments(self._numbers, *given)
 
     def _alone(
         self, X: Float[Tensor, "b d"]

@@ -639,7 +639,7 @@ class NNGPRegressor(GPRegressorBase):
                 if self.n_inducing_:
                     run.finish("inducing points", self._shared_again)
                 if self.n_neighbors_ != m or not self._wide_suits(n):
-                    # Their weight is that beside another number of neighbours.
+                    # Their weight was learned beside another number of neighbours, or fewer rows.
                     self._keep_wide(None)
                 self._remember(run.finish("index", self._build_posterior))
             if self._kind == "vecchia":

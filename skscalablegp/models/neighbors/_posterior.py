@@ -27,7 +27,7 @@ from ...core.posteriors import (
 from ...kernels import NotExportable
 from ...linalg.gradients import GPProblem
 from ._local import Predicted, Shared, chain, dual_weights, left_out_moments, predict
-from ._metric import Index, Metric, near_each_other, others_near
+from ._metric import Index, Metric, others_near
 from ._module import NeighborModule, Shifted
 from ._objectives import helpers_on, local_factor
 from ._wide import (
@@ -220,11 +220,6 @@ class NeighborPosterior(Posterior):
         return self.problem.kernel.diag(self._theta, X)
 
     # ------------------------------------------------------------------ left-out rows
-
-    def ordered(self, rows: Int[Tensor, " b"]) -> Int[Tensor, " b"]:
-        """The rows in an order in which close rows tend to follow each other."""
-        order = torch.as_tensor(near_each_other(self._metric(self.problem.X[rows])))
-        return rows[order.to(rows.device)]
 
     def noises(self, rows: Int[Tensor, " b"]) -> tuple[Float[Tensor, " b"], Float[Tensor, " b"]]:
         """The variances of the kernel's noise and of known noise at training rows."""
