@@ -10,6 +10,7 @@ FULL_SCALE = "models/neighbors/_full_scale.py"
 SHARED = "tests/models/neighbors/test_full_scale.py"
 
 WIDE = "models/neighbors/_wide.py"
+AMONG = "models/neighbors/_among.py"
 CORRECTED = "tests/models/neighbors/test_wide.py"
 
 MUTANTS = [
@@ -98,10 +99,10 @@ MUTANTS = [
         f"{CORRECTED} -k 'device_has'",
     ),
     (
-        "centres are in the coordinates of other rows",
-        WIDE,
-        "points = self._core.points(X)",
-        "points = self.model.points(X)",
+        "neighbourhoods consist of rows that were held out",
+        AMONG,
+        "near, X = self._rows[found.to(self._rows.device)], self._problem.X",
+        "near, X = found.to(self._rows.device), self._problem.X",
         f"{CORRECTED} -k 'corrected_by_wide_ones'",
     ),
     (

@@ -245,11 +245,13 @@ def test_neighbours_and_experts_of_joblib_jobs(client, model, monkeypatch):
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-6)
     after = client.run(executed)
     assert all(after[worker] > before[worker] for worker in before)
-    # The fit, its calibration and the predictions have the rows in common; neighbours are sent with
-    # the rows around which they are.
-    near = 3 * len(X) * 16 * 8 if isinstance(model, NNGPRegressor) else 0
-    assert sum(size > 0.5 * X.nbytes for size in sent) == (near > 0)
-    assert X.nbytes < sum(sent) < 1.3 * (X.nbytes + y.nbytes) + near
+    # The fit, its calibration, wide neighbourhoods and the predictions have the rows in common;
+    # neighbours are sent with the rows around which they are, and predictions with the wide ones.
+    near, large = 0, []
+    if isinstance(model, NNGPRegressor):
+        near, large = 3 * len(X) * 16 * 8, [X.nbytes, *(part.nbytes for part in fitted._wide[4:6])]
+    assert sorted(size for size in sent if size > 0.5 * X.nbytes) == sorted(large)
+    assert X.nbytes < sum(sent) < 1.3 * (X.nbytes + y.nbytes) + near + sum(large[1:])
 
 
 def executed(dask_worker):

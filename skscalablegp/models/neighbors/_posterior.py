@@ -26,7 +26,8 @@ from ...core.posteriors import (
 )
 from ...kernels import NotExportable
 from ...linalg.gradients import GPProblem
-from ._local import Predicted, Shared, chain, dual_weights, left_out_moments, predict
+from ._among import Among
+from ._local import Predicted, Shared, chain, left_out_moments, predict
 from ._metric import Index, Metric, others_near
 from ._module import NeighborModule, Shifted
 from ._objectives import helpers_on, local_factor
@@ -127,11 +128,9 @@ class NeighborPosterior(Posterior):
         points = self.points(self.problem.X[groups.flatten().long()])
         return Index(points.reshape(*groups.shape, -1).mean(1))
 
-    def part(self, rows: Int[Tensor, " b"], n_neighbors: int) -> NeighborPosterior:
-        """The same model of some of the rows, with another number of neighbours."""
-        problem = self.problem.subset(rows)
-        settings = self._theta, n_neighbors, self._precision
-        return NeighborPosterior(problem, *settings, n_jobs=self._n_jobs)
+    def among(self, rows: Int[Tensor, " b"]) -> Among:
+        """What solves the neighbourhoods that consist of some of the rows."""
+        return Among(self.problem, self._theta, rows, self._precision, self._n_jobs)
 
     def points(self, X: Float[Tensor, "b d"]) -> Float[np.ndarray, "b q"]:
         """Rows in the metric of the kernel."""
@@ -240,21 +239,6 @@ class NeighborPosterior(Posterior):
         prior = self._prior(X)
         factor = torch.as_tensor(factor).to(prior).expand_as(prior)
         return LeftOutRows(self.problem.Y[rows] - found.mean, found.variance, prior, factor)
-
-    def solved(
-        self, points: Float[Tensor, "b q"]
-    ) -> tuple[Int[Tensor, "b m"], Float[Tensor, "b m t"]]:
-        """The nearest rows of points in the metric of the kernel, and their dual weights."""
-        return tuple(self._shared_out(NeighborPosterior._own_solved, points))
-
-    def _own_solved(self, points: Float[Tensor, "b q"]) -> tuple[Tensor, Tensor]:
-        X = self.problem.X
-        near = torch.as_tensor(self._index.nearest(points.numpy(), self.n_neighbors)[1]).to(
-            X.device
-        )
-        # Coordinates are relative to the nearest row.
-        given = self.problem, self._theta, X[near[:, 0]], near, self._precision
-        return near, dual_weights(*given)
 
     def leave_one_out(self, rows, X, Y, known) -> MeanAndVariance:
         """Each row given its nearest others, at the cost of a prediction."""

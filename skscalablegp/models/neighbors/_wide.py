@@ -18,6 +18,7 @@ from ...core.training import Budget
 from ...linalg.gradients import GPProblem
 from ...linalg.operators import kernel_between_sets
 from ...linalg.parallel import map_in_order
+from ._among import Among
 from ._metric import Index
 
 # The nearest centres, whose predictions are combined: at least, at most, and so many that their
@@ -62,8 +63,8 @@ class Neighbors(Protocol):
     problem: GPProblem
     n_neighbors: int
 
-    def part(self, rows: Int[Tensor, " b"], n_neighbors: int) -> Neighbors:
-        """The same model of some of the rows, with another number of neighbours."""
+    def among(self, rows: Int[Tensor, " b"]) -> Among:
+        """What solves the neighbourhoods that consist of some of the rows."""
 
     def points(self, X: Float[Tensor, "b d"]) -> Float[np.ndarray, "b q"]:
         """Rows in the metric of the kernel."""
@@ -73,9 +74,6 @@ class Neighbors(Protocol):
 
     def noises(self, rows: Int[Tensor, " b"]) -> tuple[Tensor, Tensor]:
         """The variances of the kernel's noise and of known noise, each divided by the counts."""
-
-    def solved(self, points: Float[Tensor, "b q"]) -> tuple[Tensor, Tensor]:
-        """The nearest rows of each point, and their dual weights."""
 
     def wide_mean(
         self, wide: WideNeighborhoods, centres: Index, X: Float[Tensor, "b d"]
@@ -314,6 +312,7 @@ class WideFit:
         order = torch.randperm(n, generator=self.generator).to(device)
         held_out = min(_HELD_OUT, max(1, int(_HELD_SHARE * n)))
         self.held_out, self._kept = order[:held_out], order[held_out:]
+        self._among = self.model.among(self._kept)
         self._alone = self.model.left_out(self.held_out)
         self._begin(self.n_wide)
 
@@ -321,14 +320,11 @@ class WideFit:
         """Neighbourhoods of so many rows, none of which is solved."""
         kept, Y = self._kept, self.model.problem.Y
         m = min(n_wide, len(kept))
-        # Models of other rows have coordinates from another origin.
-        self._core, X = self.model.part(kept, m), self.model.problem.X[kept]
-        points = self._core.points(X)
+        points = self._among.points
         # All rows are one neighbourhood.
         size = len(kept) if m == len(kept) else max(1, round(_GROUP * m**0.5))
         groups = close_rows(points, size)
-        self._means = points[groups].mean(1)
-        self._centres = Index(self.model.points(X)[groups].mean(1))
+        self._centres = Index(points[groups].mean(1))
         rows = torch.full((len(groups), m), -1, dtype=torch.int32, device=Y.device)
         weights = torch.zeros(*rows.shape, Y.shape[1], dtype=self.dtype, device=Y.device)
         self.wide = WideNeighborhoods(kept[torch.as_tensor(groups).to(kept)].int(), rows, weights)
@@ -384,13 +380,14 @@ class WideFit:
 
     def _solve(self, numbers: Int[Tensor, " b"]) -> bool:
         """Whether there was time to solve these neighbourhoods, except those that are solved."""
-        rows, weights = self.wide[1:]
+        (rows, weights), means = self.wide[1:], self._centres.points
         numbers = numbers[(rows[numbers.to(rows.device), 0] < 0).cpu()]
         for part in numbers.sort().values.split(_CHUNK):
             if not self.budget.allows(0.0):
                 return False
-            near, found = self._core.solved(torch.as_tensor(self._means[part.numpy()]))
-            rows[part.to(rows.device)] = self._kept[near].int()
+            given = torch.as_tensor(means[part.numpy()]), rows.shape[1]
+            near, found = self._among.solved(*given)
+            rows[part.to(rows.device)] = near.int()
             weights[part.to(rows.device)] = found.to(self.dtype)
         return True
 

@@ -16,7 +16,7 @@ from skscalablegp import NNGPRegressor, files, to_torch
 from skscalablegp.core import Machine
 from skscalablegp.core.training import Budget, StopTraining
 from skscalablegp.models.neighbors import _plan, _wide
-from skscalablegp.models.neighbors._posterior import NeighborPosterior
+from skscalablegp.models.neighbors._among import Among
 from skscalablegp.models.neighbors._wide import WideFit, close_rows, combination
 
 D, M, WIDE = 4, 10, 120
@@ -265,13 +265,13 @@ def test_a_trial_comes_before_the_work(monkeypatch):
     """The neighbourhoods around a few held-out rows are fewer than a quarter of all."""
     X, y, _, _ = table(2000, 1)
     noise = np.random.default_rng(1).standard_normal(len(y))
-    solved, solve = [], NeighborPosterior.solved
+    solved, solve = [], Among.solved
 
-    def counted(self, points):
+    def counted(self, points, m):
         solved.append(len(points))
-        return solve(self, points)
+        return solve(self, points, m)
 
-    monkeypatch.setattr(NeighborPosterior, "solved", counted)
+    monkeypatch.setattr(Among, "solved", counted)
     monkeypatch.setattr(_wide, "_TRIED", 8)
     monkeypatch.setattr(_wide, "_PROMISE", 4.0)
     gp = model().fit(X, noise)
@@ -314,7 +314,8 @@ def test_single_precision_that_cannot_solve_a_neighbourhood_is_not_used():
     single, double = (model(kernel=kernel, dtype=d).fit(X, y) for d in ("float32", "float64"))
     found, expected = (g._posterior() for g in (single, double))
     points = torch.as_tensor(found.points(torch.tensor(X[:20])))
-    weights, exact = (p.solved(points)[1] for p in (found, expected))
+    solved = (p.among(torch.arange(len(X))).solved(points, M) for p in (found, expected))
+    weights, exact = (answer[1] for answer in solved)
     assert_allclose(weights, exact, rtol=1e-6, atol=1e-6 * float(exact.abs().max()))
 
 
@@ -354,10 +355,10 @@ def test_more_neighbours_are_weighed_against_wide_ones(monkeypatch, wide, taken)
 
 @pytest.mark.parametrize("how", ["interrupt", "no time"])
 def test_a_fit_that_ends_among_wide_neighbourhoods_is_calibrated(monkeypatch, how):
-    def ended(self, rows):
+    def ended(self, points, m):
         raise KeyboardInterrupt if how == "interrupt" else StopTraining("max_seconds")
 
-    monkeypatch.setattr(NeighborPosterior, "solved", ended)
+    monkeypatch.setattr(Among, "solved", ended)
     monkeypatch.setattr(_plan, "_NEIGHBORS", 10)
     monkeypatch.setattr(_plan, "_MORE_NEIGHBORS", 20)
     X, y, X_test, _ = table()
@@ -412,10 +413,10 @@ def test_a_small_time_budget_allows_smaller_neighbourhoods_or_none(monkeypatch, 
 def test_a_failure_to_solve_them_costs_only_the_correction(monkeypatch, error, words):
     X, y, X_test, _ = table()
 
-    def broken(self, rows):
+    def broken(self, points, m):
         raise error
 
-    monkeypatch.setattr(NeighborPosterior, "solved", broken)
+    monkeypatch.setattr(Among, "solved", broken)
     gp = model().fit(X, y)
     assert f"could not be solved: {words}" in gp.fit_report_.ignored["n_wide_neighbors"]
     plain = model(n_wide_neighbors=0).fit(X, y)
