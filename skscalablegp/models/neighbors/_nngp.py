@@ -5,6 +5,7 @@ Half of this file documents the parameters.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -44,9 +45,9 @@ from ._objectives import (
 )
 from ._plan import NeighborPlan, plan
 from ._posterior import NeighborPosterior
-from ._wide import Correction, WideFit
+from ._wide import Correction, Judged, WideFit
 
-# The gain, in nats per row, for which "auto" takes the larger number of neighbours.
+# The gain, in nats per row, for which "auto" takes a larger number of neighbours.
 _WORTH = 0.02
 # Rows that may be added to a model with wide neighbourhoods, as a share of those of its fit.
 _ADDED = 0.2
@@ -460,58 +461,61 @@ class NNGPRegressor(GPRegressorBase):
     ) -> Correction | None:
         """Set the number of neighbours; return the correction by wide neighbourhoods.
 
-        A larger number of neighbours triples the time of predictions, and is taken if it is better
-        than the smaller one by 0.02, wide neighbourhoods included.
+        It is the smallest number that is hardly worse than the best, wide neighbourhoods included.
         """
-        few, many = settings.compared[0], settings.compared[-1]
-        wide, gain, why = self._found_wide(problem, found, settings, run)
-        self.n_neighbors_ = few
-        if many != few and many in found:
-            more = found[many].density - found[few].density
-            reason = f"{many} in place of {few} change the log density of held-out rows by"
-            reason += f" {more:+.3f}"
-            if wide is not None:
-                reason += f", wide neighbourhoods by {gain:+.3f}"
-            if more - gain > _WORTH:
-                self.n_neighbors_ = many
-                if wide is not None:
-                    wide, why = None, f"{why}, {many} neighbours by {more:+.4f}"
-            run.follow(replace(settings, n_neighbors=Choice(self.n_neighbors_, reason)))
-        if found[self.n_neighbors_].scale != 1.0:
-            run.reports(scale=found[self.n_neighbors_].scale)
-        number = 0 if wide is None else wide.wide.rows.shape[1]
-        run.chose("n_wide_neighbors", number, why)
+        fit, judged, why = self._judged_wide(problem, found, settings, run)
+        density = {m: one.after if one.clear else one.before for m, one in judged.items()}
+        if not judged:
+            density = {m: one.density for m, one in found.items()}
+        self.n_neighbors_ = m = _fewest(density)
+        if len(density) > 1:
+            reason = f"of {_listed(sorted(density))} the fewest within {_WORTH} of the highest log "
+            reason += f"density of held-out rows, {max(density.values()):.3f}"
+            run.follow(replace(settings, n_neighbors=Choice(m, reason)))
+        if found[m].scale != 1.0:
+            run.reports(scale=found[m].scale)
+        wide = None
+        if fit is not None and m in judged:
+            why = fit.why(judged[m])
+            # They were solved with the kernel of the first number.
+            ratio = found[m].scale / next(iter(found.values())).scale
+            wide = fit.correction(judged[m], ratio) if judged[m].clear else None
+        run.chose("n_wide_neighbors", 0 if wide is None else wide.wide.rows.shape[1], why)
         if settings.n_wide.value and wide is None and self.n_wide_neighbors != "auto":
             run.ignores("n_wide_neighbors", why)
         return wide
 
-    def _found_wide(
+    def _judged_wide(
         self,
         problem: GPProblem,
         found: dict[int, Scaled],
         settings: NeighborPlan,
         run: FitRun,
-    ) -> tuple[Correction | None, float, str]:
-        """The correction, the gain in log density by it, and the reason; None without a gain."""
-        (n_wide, why), m = settings.n_wide, settings.compared[0]
+    ) -> tuple[WideFit | None, dict[int, Judged], str]:
+        """What held-out rows say about wide neighbourhoods for each number of neighbours.
+
+        If there are none, nothing and why.
+        """
+        n_wide, why = settings.n_wide
         if not n_wide:
-            return None, 0.0, why
+            return None, {}, why
         if run.stopped:
-            return None, 0.0, "the fit ended before they were solved"
-        dtype, scaled, wide = (
-            getattr(torch, self.dtype_),
-            found[m],
-            (None, 0.0, "there was no time"),
-        )
+            return None, {}, "the fit ended before they were solved"
+        fit, judged, why = None, [], "there was no time"
         with run.stage("wide neighbourhoods", optional=True), failing_softly() as failed:
-            given = scaled.theta, m, dtype, scaled.power, scaled.scale
-            model = NeighborPosterior(problem, *given, n_jobs=self.n_jobs)
-            wide = WideFit(model, n_wide, run.budget, run.generator, dtype).find()
+            m, one = next(iter(found.items()))
+            dtype = getattr(torch, self.dtype_)
+            given = one.theta, m, dtype, one.power, one.scale
+            base = NeighborPosterior(problem, *given, n_jobs=self.n_jobs)
+            models = [base.rescaled(one, m) for m, one in found.items()]
+            best = list(found).index(_fewest({m: one.density for m, one in found.items()}))
+            fit = WideFit(base, models, best, n_wide, run.budget, run.generator, dtype)
+            judged, why = fit.find()
         if failed:
-            return None, 0.0, f"they could not be solved: {failed[0]}"
-        if wide[0] is None and run.stopped:
-            return None, 0.0, "the fit ended before all of them were solved"
-        return wide
+            return None, {}, f"they could not be solved: {failed[0]}"
+        if not judged and run.stopped:
+            why = "the fit ended before all of them were solved"
+        return fit, dict(zip(found, judged, strict=False)), why
 
     def _keep_wide(self, found: Correction | None) -> None:
         """Keep them as numbers and arrays, from which later predictions build them."""
@@ -691,3 +695,14 @@ class NNGPRegressor(GPRegressorBase):
             state.extra["inducing"] = torch.as_tensor(self._inducing)
         found, _ = estimator.estimate(part, theta, state)
         return float(found.value), found.grad
+
+
+def _fewest(density: dict[int, float]) -> int:
+    """The smallest number of neighbours that is hardly worse than the best."""
+    if len(density) == 1:
+        return next(iter(density))
+    return min(m for m, value in density.items() if value >= max(density.values()) - _WORTH)
+
+
+def _listed(numbers: Sequence[int]) -> str:
+    return f"{', '.join(map(str, numbers[:-1]))} and {numbers[-1]}"

@@ -30,7 +30,7 @@ from ._among import Among
 from ._local import Predicted, Shared, chain, left_out_moments, predict
 from ._metric import Index, Metric, others_near
 from ._module import NeighborModule, Shifted
-from ._objectives import helpers_on, local_factor
+from ._objectives import Scaled, helpers_on, local_factor
 from ._wide import (
     Correction,
     LeftOutRows,
@@ -127,6 +127,15 @@ class NeighborPosterior(Posterior):
         groups = self.correction.wide.groups
         points = self.points(self.problem.X[groups.flatten().long()])
         return Index(points.reshape(*groups.shape, -1).mean(1))
+
+    def rescaled(self, scaled: Scaled, n_neighbors: int) -> NeighborPosterior:
+        """The same with a multiple of the kernel, and another number of neighbours."""
+        other = copy(self)
+        other._theta, other.n_neighbors = scaled.theta, n_neighbors
+        other._power, other._scale = scaled.power, scaled.scale
+        other.width = self.width + 4 * (n_neighbors - self.n_neighbors)
+        other.helpers = helpers_on(self.problem, self._n_jobs)
+        return other
 
     def among(self, rows: Int[Tensor, " b"]) -> Among:
         """What solves the neighbourhoods that consist of some of the rows."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol, runtime_checkable
 
@@ -267,15 +267,26 @@ class Judged(NamedTuple):
         As in `Correction`.
     evidence : float
         The weight in units of its standard error.
-    gain : float
-        The rise of the mean log density.
+    before, after : float
+        The mean log density without and with the correction, in the unit of the training targets.
     """
 
     weight: float
     shrink: float
     typical: float
     evidence: float
-    gain: float
+    before: float
+    after: float
+
+    @property
+    def gain(self) -> float:
+        """The rise of the mean log density."""
+        return self.after - self.before
+
+    @property
+    def clear(self) -> bool:
+        """Whether predictions gain enough, and the rows are enough to be certain of it."""
+        return self.evidence >= _CERTAIN and self.gain >= _WORTH
 
     @property
     def said(self) -> str:
@@ -290,8 +301,13 @@ class WideFit:
 
     Attributes
     ----------
-    model : Neighbors
-        The model of all rows whose predictions are corrected.
+    base : Neighbors
+        A model of all rows with the hyperparameters by which they are solved.
+    models : sequence of Neighbors
+        Models whose predictions are corrected, with different numbers of neighbours. Their kernels
+        are multiples of that of `base`.
+    best : int
+        Which of them is best without correction.
     n_wide : int
         Rows of a neighbourhood; fewer if the budget does not allow so many.
     budget : Budget
@@ -301,24 +317,25 @@ class WideFit:
         Of the dual weights.
     """
 
-    model: Neighbors
+    base: Neighbors
+    models: Sequence[Neighbors]
+    best: int
     n_wide: int
     budget: Budget
     generator: torch.Generator
     dtype: torch.dtype
 
     def __post_init__(self) -> None:
-        n, device = len(self.model.problem.Y), self.model.problem.Y.device
+        n, device = len(self.base.problem.Y), self.base.problem.Y.device
         order = torch.randperm(n, generator=self.generator).to(device)
         held_out = min(_HELD_OUT, max(1, int(_HELD_SHARE * n)))
         self.held_out, self._kept = order[:held_out], order[held_out:]
-        self._among = self.model.among(self._kept)
-        self._alone = self.model.left_out(self.held_out)
+        self._among = self.base.among(self._kept)
         self._begin(self.n_wide)
 
     def _begin(self, n_wide: int) -> None:
         """Neighbourhoods of so many rows, none of which is solved."""
-        kept, Y = self._kept, self.model.problem.Y
+        kept, Y = self._kept, self.base.problem.Y
         m = min(n_wide, len(kept))
         points = self._among.points
         # All rows are one neighbourhood.
@@ -329,35 +346,36 @@ class WideFit:
         weights = torch.zeros(*rows.shape, Y.shape[1], dtype=self.dtype, device=Y.device)
         self.wide = WideNeighborhoods(kept[torch.as_tensor(groups).to(kept)].int(), rows, weights)
 
-    def find(self) -> tuple[Correction | None, float, str]:
-        """The correction, the rise of the log density by it, and the reason.
-
-        There is no correction if the log density of held-out rows does not rise clearly.
-        """
-        late = None, 0.0, "the time budget is too small"
+    def find(self) -> tuple[list[Judged], str]:
+        """What all held-out rows say about the correction of each model, or nothing and why."""
+        late: tuple[list[Judged], str] = [], "the time budget is too small"
         if not self._fits():
             return late
         some, c = torch.arange(min(_TRIED, len(self.held_out))), len(self.wide.rows)
-        X = self.model.problem.X[self.held_out[some]]
-        given = self._centres, self.model.points(X), n_combined(self.wide)
+        X = self.base.problem.X[self.held_out[some]]
+        given = self._centres, self.base.points(X), n_combined(self.wide)
         needed = nearest_centres(*given)[0].unique()
         if len(needed) <= _TRIAL_SHARE * c:
             if not self._solve(needed):
                 return late
-            trial = self.judge(some)
+            (trial,) = self.judge(some, self.models[self.best])
             if trial.evidence <= _PROMISE:
-                return None, 0.0, f"in a trial of {len(some)} rows {trial.said}"
+                return [], f"in a trial of {len(some)} rows {trial.said}"
         if not self._solve(torch.arange(c)):
             return late
-        best = self.judge(torch.arange(len(self.held_out)))
+        return self.judge(torch.arange(len(self.held_out)), *self.models), ""
+
+    def correction(self, judged: Judged, scale: float) -> Correction:
+        """That of a model whose kernel is this multiple of the one by which they were solved."""
+        wide = self.wide._replace(weights=self.wide.weights / scale)
+        n = len(self.base.problem.X)
+        return Correction(judged.weight, judged.shrink, judged.typical, wide, n)
+
+    def why(self, judged: Judged) -> str:
+        """Why they are used or not, for a report."""
         rows = f"{len(self.held_out):,} held-out rows"
-        why = f"they change the log density of {rows} by {best.gain:+.4f}"
-        if not best.evidence >= _CERTAIN:
-            return None, 0.0, f"{why}, but {best.said}"
-        if not best.gain >= _WORTH:
-            return None, 0.0, why
-        n = len(self.model.problem.X)
-        return Correction(best.weight, best.shrink, best.typical, self.wide, n), best.gain, why
+        why = f"they change the log density of {rows} by {judged.gain:+.4f}"
+        return why if judged.evidence >= _CERTAIN else f"{why}, but {judged.said}"
 
     def _fits(self) -> bool:
         """Whether there is time; the rows of a neighbourhood are reduced if that gives enough.
@@ -373,7 +391,7 @@ class WideFit:
         if left is None or needed < _SPARED * left:
             return True
         fewer = int(self.wide.rows.shape[1] * (_SPARED * left / needed) ** 0.4)
-        if fewer < _LEAST * self.model.n_neighbors:
+        if fewer < _LEAST * self.models[self.best].n_neighbors:
             return False
         self._begin(fewer)
         return True
@@ -391,38 +409,44 @@ class WideFit:
             weights[part.to(rows.device)] = found.to(self.dtype)
         return True
 
-    def judge(self, some: Int[Tensor, " s"]) -> Judged:
-        """The weight by least squares, then the factor by the log density of these held-out rows.
+    def judge(self, some: Int[Tensor, " s"], *models: Neighbors) -> list[Judged]:
+        """What these held-out rows say about the correction of each model."""
+        rows = self.held_out[some]
+        wide = self.base.wide_mean(self.wide, self._centres, self.base.problem.X[rows])
+        return [judged(model, rows, wide) for model in models]
 
-        Predictions without correction are scaled first, so that the factor only tells what the
-        correction explains, and a gain is one of means.
-        """
-        rows, e = self.held_out[some], self._alone.residuals[some]
-        v, prior, factor = (part[some] for part in self._alone[1:])
-        X, Y = self.model.problem.X[rows], self.model.problem.Y[rows]
-        noise, known = self.model.noises(rows)
-        least = torch.finfo(torch.float32).eps * prior.mean() + 1e-300
-        typical = float(torch.maximum(v.mean(), least))
-        size = size_of(v, prior, typical)
-        wide = self.model.wide_mean(self.wide, self._centres, X)
-        A = size[:, None] * (wide - (Y - e))
-        total = factor * (v + noise) + known
-        # A kernel without noise predicts copies of other rows without any variance.
-        floor = torch.finfo(torch.float32).eps * total.mean()
-        whole = torch.maximum(total, floor)[:, None]
-        norm, products = float((A.square() / whole).sum()), (A * e / whole).sum(1)
-        weight = float(products.sum()) / norm if norm > 0 else 0.0
-        scores = (A * (e - weight * A) / whole).sum(1)
-        evidence = weight * norm / max(float(scores.norm()), 1e-300)
 
-        def losses(log_scale: float, log_shrink: float, error: Tensor) -> Tensor:
-            latent = v * (1 - (1 - math.exp(log_shrink)) * size)
-            total = torch.maximum(math.exp(log_scale) * factor * (latent + noise) + known, floor)
-            return 0.5 * (error.square().mean(1) / total + total.log())
+def judged(model: Neighbors, rows: Int[Tensor, " s"], wide: Float[Tensor, "s t"]) -> Judged:
+    """The weight by least squares, then the factor by the log density of these held-out rows.
 
-        scale, before = _best(lambda at: losses(at, 0.0, e), _MOST_FACTOR)
-        shrink, after = _best(lambda at: losses(scale, at, e - weight * A), 0.0)
-        return Judged(weight, math.exp(shrink), typical, evidence, float((before - after).mean()))
+    Predictions without correction are scaled first, so that the factor only tells what the
+    correction explains, and a gain is one of means.
+    """
+    e, v, prior, factor = model.left_out(rows)
+    Y = model.problem.Y[rows]
+    noise, known = model.noises(rows)
+    least = torch.finfo(torch.float32).eps * prior.mean() + 1e-300
+    typical = float(torch.maximum(v.mean(), least))
+    size = size_of(v, prior, typical)
+    A = size[:, None] * (wide - (Y - e))
+    total = factor * (v + noise) + known
+    # A kernel without noise predicts copies of other rows without any variance.
+    floor = torch.finfo(torch.float32).eps * total.mean()
+    whole = torch.maximum(total, floor)[:, None]
+    norm, products = float((A.square() / whole).sum()), (A * e / whole).sum(1)
+    weight = float(products.sum()) / norm if norm > 0 else 0.0
+    scores = (A * (e - weight * A) / whole).sum(1)
+    evidence = weight * norm / max(float(scores.norm()), 1e-300)
+
+    def losses(log_scale: float, log_shrink: float, error: Tensor) -> Tensor:
+        latent = v * (1 - (1 - math.exp(log_shrink)) * size)
+        total = torch.maximum(math.exp(log_scale) * factor * (latent + noise) + known, floor)
+        return 0.5 * (error.square().mean(1) / total + (2 * math.pi * total).log())
+
+    scale, before = _best(lambda at: losses(at, 0.0, e), _MOST_FACTOR)
+    shrink, after = _best(lambda at: losses(scale, at, e - weight * A), 0.0)
+    found = weight, math.exp(shrink), typical, evidence
+    return Judged(*found, -float(before.mean()), -float(after.mean()))
 
 
 def close_rows(points: Float[np.ndarray, "n q"], size: int) -> Int[np.ndarray, "c s"]:
