@@ -17,8 +17,8 @@ MUTANTS = [
     (
         "wide neighbourhoods without gain are used",
         WIDE,
-        "if not best.evidence >= _CERTAIN:",
-        "if not best.evidence >= -99:",
+        "return self.evidence >= _CERTAIN and self.gain >= _WORTH",
+        "return True",
         f"{CORRECTED} -k 'none_without_a_gain'",
     ),
     (
@@ -45,8 +45,8 @@ MUTANTS = [
     (
         "the weight of the correction ignores known noise",
         WIDE,
-        "        total = factor * (v + noise) + known\n        # A",
-        "        total = factor * (v + noise)\n        # A",
+        "    total = factor * (v + noise) + known\n    # A",
+        "    total = factor * (v + noise)\n    # A",
         f"{CORRECTED} -k 'weight_and_factor'",
     ),
     (
@@ -64,17 +64,17 @@ MUTANTS = [
         f"{CORRECTED} -k 'weight_and_factor'",
     ),
     (
-        "wide neighbourhoods forbid more neighbours",
+        "more neighbours are taken whatever wide ones gain",
         "models/neighbors/_nngp.py",
-        "if more - gain > _WORTH:",
-        "if wide is None and more > _WORTH:",
+        "{m: one.after if one.clear else one.before for",
+        "{m: one.before for",
         f"{CORRECTED} -k 'weighed'",
     ),
     (
-        "more neighbours are taken whatever wide ones gain",
+        "dual weights belong to another multiple of the kernel",
         "models/neighbors/_nngp.py",
-        "if more - gain > _WORTH:",
-        "if more > _WORTH:",
+        "ratio = found[m].scale / next(iter(found.values())).scale",
+        "ratio = 1.0",
         f"{CORRECTED} -k 'weighed'",
     ),
     (

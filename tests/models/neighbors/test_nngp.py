@@ -444,11 +444,11 @@ def few_neighbors(monkeypatch, worth):
     "n, params, neighbors, dtype, subset, n_rows",
     [
         (2_000, {}, 2_000, "float64", None, 0),
-        (2_001, {}, 100, "float64", 1_000, 1_000),
-        (100_000, {}, 100, "float32", 1_000, 1_000),
+        (2_001, {}, 200, "float64", 1_000, 1_000),
+        (100_000, {}, 200, "float32", 1_000, 1_000),
         (5_000, {"n_centers": 30, "n_neighbors": 9}, 9, "float64", 1_000, 30),
-        (5_000, {"objective": "subset"}, 100, "float64", 3_000, 3_000),
-        (5_000, {"subset_size": None}, 100, "float64", None, 1_000),
+        (5_000, {"objective": "subset"}, 200, "float64", 3_000, 3_000),
+        (5_000, {"subset_size": None}, 200, "float64", None, 1_000),
         (500, {"n_neighbors": 20, "dtype": "float32"}, 20, "float32", 500, 500),
     ],
     ids=str,
@@ -460,7 +460,7 @@ def test_plans(n, params, neighbors, dtype, subset, n_rows):
     assert ("objective" in made.without_effect) == (neighbors == n)
     assert ("n_centers" in made.without_effect) == (neighbors == n or "objective" in params)
     assert made.compared == (
-        () if neighbors == n else (100, 50, 200, 400) if neighbors == 100 else (neighbors,)
+        () if neighbors == n else (200, 50, 100, 400) if neighbors == 200 else (neighbors,)
     )
 
 

@@ -378,7 +378,7 @@ def test_a_fit_that_ends_among_wide_neighbourhoods_is_calibrated(monkeypatch, ho
 def test_auto_is_a_number_of_rows():
     plans = [_plan.plan(NNGPRegressor(), n, 3, Machine()) for n in (2_500, 300_000, 1_000_000)]
     assert [made.n_wide.value for made in plans] == [1000, 1000, 0]
-    assert plans[0].n_neighbors.value == 100
+    assert plans[0].n_neighbors.value == 200
 
 
 def ticking(monkeypatch):
