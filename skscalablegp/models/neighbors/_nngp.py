@@ -80,10 +80,9 @@ class NNGPRegressor(GPRegressorBase):
     n_neighbors : int or "auto", default="auto"
         Number of training rows from which a new row is predicted. If the table has no more rows,
         the model is the exact Gaussian process. "auto" is all rows up to 2,000. Above, it is 200 in
-        training, and then 200 or 400: the larger number triples the time of predictions, and is
-        taken if it raises the mean log density of the same rows as in `calibrate` by 0.02 more than
-        wide neighbourhoods do.
-        Time grows with the third power of this number.
+        training, and then 50, 100, 200 or 400. This is the smallest number for which the mean log
+        density of held-out rows is within 0.02 of the highest, wide neighbourhoods included. Time
+        grows with the third power of this number.
     alpha : float or array-like of shape (n,), default=1e-10
         Known noise variance, added to the diagonal of the kernel matrix, in squared units of y, or
         of the normalised target if normalize_y=True. The default is relative to the variance of y.
@@ -137,12 +136,12 @@ class NNGPRegressor(GPRegressorBase):
         solves an exact Gaussian process of the rows nearest to each group. The predictions of
         those around a new row are combined, and a multiple of how they differ from the prediction
         from its nearest rows is added to it. They are used if rows held out of all of them clearly
-        gain log density, unless a larger number of neighbours gains more. "auto" is 1,000, and
-        0 on tables of more than 300,000 rows or if the hyperparameters are not trained. They
-        have fewer rows if the time budget requires it, and there are none if it allows less than
-        twice `n_neighbors`. For m rows each, a fit costs O(n m^2.5), about three processor minutes
-        for 200,000 rows by default, and predictions take twice the time. The model stores 480 bytes
-        for each row of the table with one target in single precision. It has no effect with
+        gain log density. Predictions then need fewer neighbours. "auto" is 1,000, and 0 on tables
+        of more than 300,000 rows or if the hyperparameters are not trained. They have fewer rows if
+        the time budget requires it, and there are none if it allows less than twice the neighbours
+        that would be best without them. For m rows each, a fit costs O(n m^2.5), about three
+        processor minutes for 200,000 rows by default, and a prediction O(m). The model stores 480
+        bytes for each row of the table with one target in single precision. It has no effect with
         inducing points.
     random_state : int, RandomState instance or None, default=None
         Seed for all random choices of a fit; None uses a new seed each time. It determines the rows
@@ -161,9 +160,9 @@ class NNGPRegressor(GPRegressorBase):
     n_jobs : int or None, default=None
         Number of processes that share the work, as in joblib. They share the small systems of
         training, of calibration, of wide neighbourhoods and of predictions for at least 64 rows.
-        Each process receives the table once, and for wide neighbourhoods again, and has its own
-        index of neighbours. None means this process, unless a :class:`joblib.parallel_config`
-        context says otherwise. On a GPU it has no effect.
+        Each process receives the table once, and has its own index of neighbours. None means this
+        process, unless a :class:`joblib.parallel_config` context says otherwise. On a GPU it has no
+        effect.
     callbacks : callable, list of callable or None, default=None
         Functions called after each step or score with a `TrainingStep`; training ends when one
         returns a true value.

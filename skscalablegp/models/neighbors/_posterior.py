@@ -41,6 +41,9 @@ from ._wide import (
     nearest_centres,
 )
 
+# The largest coordinate in units of the length scales, about, of which single precision leaves
+# enough digits.
+_MOST_SPREAD = 1000.0
 # Training rows at which draws of the prior are evaluated at a time.
 _DRAWN_ROWS = 4096
 
@@ -91,6 +94,7 @@ class NeighborPosterior(Posterior):
         self.problem, self._theta, self.n_neighbors = problem, theta, n_neighbors
         self._n_jobs, self.helpers = n_jobs, helpers_on(problem, n_jobs)
         self._shared, self.correction, self._centres = shared, None, None
+        self._wide_rows: Tensor | None = None
         self._precision, self._power, self._scale = precision, power, scale
         self._metric = Metric(problem.kernel, theta, problem.X)
         self._index = Index(self._metric.points)
@@ -117,8 +121,14 @@ class NeighborPosterior(Posterior):
             return self
         other = copy(self)
         other.correction, other.helpers = correction, helpers_on(self.problem, self._n_jobs)
-        other._centres = other._centre_index()
+        other._centres, other._wide_rows = other._centre_index(), other._rows_for(correction.wide)
         return other
+
+    def _rows_for(self, wide: WideNeighborhoods) -> Float[Tensor, "n d"]:
+        """The training rows in the precision of the weights, if it resolves their coordinates."""
+        X, precision = self.problem.X, wide.weights.dtype
+        resolved = np.abs(self._metric.points).max() < _MOST_SPREAD
+        return X.to(precision) if resolved else X
 
     def _centre_index(self) -> Index | None:
         """Of the centres of wide neighbourhoods, if there are any."""
@@ -148,7 +158,7 @@ class NeighborPosterior(Posterior):
     def __getstate__(self) -> dict[str, Any]:
         """Without the index, which another process makes from the rows."""
         state = dict(vars(self))
-        del state["_metric"], state["_index"], state["_centres"]
+        del state["_metric"], state["_index"], state["_centres"], state["_wide_rows"]
         return state | {"in metric": len(self._metric.points), "in tree": self._index.n_in_tree}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -159,6 +169,7 @@ class NeighborPosterior(Posterior):
         points = np.concatenate([self._metric.points, self._metric(X[known:])])
         self._index = Index(points[:in_tree]).plus(points[in_tree:])
         self._centres = self._centre_index()
+        self._wide_rows = None if self.correction is None else self._rows_for(self.correction.wide)
 
     def _near(self, X: Float[Tensor, "b d"]) -> Int[Tensor, "b m"]:
         return torch.as_tensor(self._index.nearest(self._metric(X), self.n_neighbors)[1]).to(
@@ -210,7 +221,9 @@ class NeighborPosterior(Posterior):
     ) -> Float[Tensor, "b t"]:
         """The mean from wide neighbourhoods, with an index of their centres."""
         near, shares = nearest_centres(centres, self.points(X), n_combined(wide))
-        return wide.mean(self.problem, self._theta, X, near.to(X.device), shares.to(X), own)
+        table = self._rows_for(wide) if self._wide_rows is None else self._wide_rows
+        given = self.problem.kernel, self._theta, table, X
+        return wide.mean(*given, near.to(X.device), shares.to(X), own)
 
     def _alone(
         self, X: Float[Tensor, "b d"], near: Int[Tensor, "b k"]

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from ...core.posteriors import half_solved
 from ...core.training import Budget
+from ...kernels import TorchKernel
 from ...linalg.gradients import GPProblem
 from ...linalg.operators import kernel_between_sets
 from ...linalg.parallel import map_in_order
@@ -137,14 +138,17 @@ class WideNeighborhoods(NamedTuple):
 
     def mean(
         self,
-        problem: GPProblem,
+        kernel: TorchKernel,
         theta: Float[Tensor, " p"],
+        table: Float[Tensor, "n d"],
         X: Float[Tensor, "b d"],
         near: Int[Tensor, "b k"],
         shares: Float[Tensor, "b k"],
         own: OwnRow | None = None,
     ) -> Float[Tensor, "b t"]:
         """The predictions of k neighbourhoods for each row, times the shares, added up.
+
+        Correlations are computed in the precision of the table, which has the training rows.
 
         With `own`, the rows are training rows, whose targets do not count. If a neighbourhood
         contains a row with the weight a, its prediction without the row is y - a v, with v the
@@ -159,10 +163,10 @@ class WideNeighborhoods(NamedTuple):
 
         def write(start: int) -> None:
             some = slice(start, start + step)
-            numbers, some_X = near[some].flatten(), X[some, None]
+            numbers, some_X = near[some].flatten(), X[some, None].to(table)
             rows, a = (part.index_select(0, numbers) for part in (self.rows, self.weights))
-            Z = problem.X.index_select(0, rows.flatten()).unflatten(0, (len(some_X), k * m))
-            K = kernel_between_sets(problem.kernel, theta, some_X, Z)
+            Z = table.index_select(0, rows.flatten()).unflatten(0, (len(some_X), k * m))
+            K = kernel_between_sets(kernel, theta, some_X, Z)
             rows, a = rows.unflatten(0, (-1, k)), a.to(X).unflatten(0, (-1, k))
             found = (K.unflatten(2, (k, m)).movedim(1, 3) * a).sum(2)
             if own is not None:

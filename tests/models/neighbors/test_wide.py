@@ -319,6 +319,19 @@ def test_single_precision_that_cannot_solve_a_neighbourhood_is_not_used():
     assert_allclose(weights, exact, rtol=1e-6, atol=1e-6 * float(exact.abs().max()))
 
 
+@pytest.mark.parametrize("far", [False, True])
+def test_single_precision_that_cannot_resolve_the_rows_is_not_used(far):
+    """Near a row whose coordinate is a hundred thousand length scales, neighbours are as close."""
+    X, y, X_test, _ = table(n_test=1)
+    if far:
+        X[0], X_test[0] = 1e5, 1e5
+    single, double = (model(dtype=d).fit(X, y) for d in ("float32", "float64"))
+    rows = single._posterior()._wide_rows
+    assert rows.dtype == (torch.float64 if far else torch.float32)
+    assert double._posterior()._wide_rows.dtype == torch.float64
+    assert_allclose(single.predict(X_test + 0.01), double.predict(X_test + 0.01), atol=1e-5)
+
+
 def test_why_there_are_none_is_in_the_report():
     X, y, _, _ = table()
     gp = model(n_wide_neighbors="auto").fit(X, y)
