@@ -127,6 +127,13 @@ MUTANTS = [
         f"{CORRECTED} -k 'corrected_by_wide_ones'",
     ),
     (
+        "rows are in single precision whatever their size",
+        POSTERIOR,
+        "resolved = np.abs(self._metric.points).max() < _MOST_SPREAD",
+        "resolved = True",
+        f"{CORRECTED} -k 'cannot_resolve'",
+    ),
+    (
         "shares do not add up to one",
         WIDE,
         "return shares / shares.sum(1, keepdim=True)",
