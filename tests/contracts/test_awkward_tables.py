@@ -104,12 +104,14 @@ def test_the_report_lists_columns_in_their_own_units(row):
 # Friedman's function, whose columns are uniform, with a noise of one; without noise the share of
 # the variance that these tests compare would be all of the loss.
 DEFAULTS = {
-    name: {} for name in ("IterativeGPRegressor", "NNGPRegressor", "SVGPRegressor", "PoERegressor")
-} | {
-    "SGPRRegressor": {},
+    "IterativeGPRegressor": {},
+    "NNGPRegressor": {"n_centers": 200, "n_neighbors": 50, "max_iter": 10},
+    "SVGPRegressor": {"n_inducing": 100},
+    "PoERegressor": {},
+    "SGPRRegressor": {"n_inducing": 100, "max_iter": 20},
     "QSGPRegressor": {},
-    "RFFRegressor": {},
-    "KISSGPRegressor": {},
+    "RFFRegressor": {"max_iter": 20},
+    "KISSGPRegressor": {"max_iter": 20},
     "SCGDDKLRegressor": {"feature_extractor": (64, 32), "max_epochs": 30},
     "MinimaxDKLRegressor": {"feature_extractor": (64, 32), "max_epochs": 30},
     "BSGDDKLRegressor": {"feature_extractor": (64, 32), "max_epochs": 30},
@@ -117,16 +119,16 @@ DEFAULTS = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("column", [0, 7], ids=["one that matters", "one that does not"])
 @pytest.mark.parametrize("name", DEFAULTS)
-def test_one_far_entry_of_friedmans_function(name, column):
+def test_one_far_entry_of_friedmans_function(name):
+    """In a column that matters, and in one that does not."""
     X, y = make_friedman1(3100, noise=1.0, random_state=0)
     scores = []
-    for entry in (X[17, column], FAR):
+    for column, entry in ((0, X[17, 0]), (0, FAR), (7, FAR)):
         rows = X[:2100].copy()
         rows[17, column] = entry
         model = getattr(skscalablegp, name)(**DEFAULTS[name], max_seconds=30, random_state=0)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ConvergenceWarning)
             scores.append(model.fit(rows, y[:2100]).score(X[2100:], y[2100:]))
-    assert scores[1] > scores[0] - 0.02
+    assert min(scores) > scores[0] - 0.02
