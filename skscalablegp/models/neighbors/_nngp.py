@@ -61,7 +61,7 @@ class NNGPRegressor(GPRegressorBase):
     A row is predicted by the exact Gaussian process of its nearest training rows. These are a few
     hundred rows, nearest by the distance that the kernel defines. The hyperparameters maximise the
     density of held-out rows given their neighbours. Fits take seconds to minutes (measured up to a
-    million rows), and predictions half a millisecond to three milliseconds per row. See
+    million rows), and predictions 0.1 to four milliseconds per row. See
     :ref:`default_sizes`.
 
     Parameters
