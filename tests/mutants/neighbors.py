@@ -129,8 +129,8 @@ MUTANTS = [
     (
         "rows are in single precision whatever their size",
         POSTERIOR,
-        "resolved = np.abs(self._metric.points).max() < _MOST_SPREAD",
-        "resolved = True",
+        "return X.to(precision) if np.abs(moved).max() < _MOST_MOVED else X",
+        "return X.to(precision)",
         f"{CORRECTED} -k 'cannot_resolve'",
     ),
     (

@@ -697,10 +697,14 @@ class NNGPRegressor(GPRegressorBase):
 
 
 def _fewest(density: dict[int, float]) -> int:
-    """The smallest number of neighbours that is hardly worse than the best."""
-    if len(density) == 1:
+    """The smallest number of neighbours that is hardly worse than the best.
+
+    The first one if no density is finite, as without a calibration.
+    """
+    finite = {m: value for m, value in density.items() if np.isfinite(value)}
+    if not finite:
         return next(iter(density))
-    return min(m for m, value in density.items() if value >= max(density.values()) - _WORTH)
+    return min(m for m, value in finite.items() if value >= max(finite.values()) - _WORTH)
 
 
 def _listed(numbers: Sequence[int]) -> str:

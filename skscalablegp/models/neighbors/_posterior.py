@@ -41,9 +41,8 @@ from ._wide import (
     nearest_centres,
 )
 
-# The largest coordinate in units of the length scales, about, of which single precision leaves
-# enough digits.
-_MOST_SPREAD = 1000.0
+# By how much single precision may move a row, in the metric of the kernel.
+_MOST_MOVED = 1e-4
 # Training rows at which draws of the prior are evaluated at a time.
 _DRAWN_ROWS = 4096
 
@@ -127,8 +126,8 @@ class NeighborPosterior(Posterior):
     def _rows_for(self, wide: WideNeighborhoods) -> Float[Tensor, "n d"]:
         """The training rows in the precision of the weights, if it resolves their coordinates."""
         X, precision = self.problem.X, wide.weights.dtype
-        resolved = np.abs(self._metric.points).max() < _MOST_SPREAD
-        return X.to(precision) if resolved else X
+        moved = self._metric(X * (1 + torch.finfo(precision).eps)) - self._metric(X)
+        return X.to(precision) if np.abs(moved).max() < _MOST_MOVED else X
 
     def _centre_index(self) -> Index | None:
         """Of the centres of wide neighbourhoods, if there are any."""

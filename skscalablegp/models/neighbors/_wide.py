@@ -371,7 +371,9 @@ class WideFit:
 
     def correction(self, judged: Judged, scale: float) -> Correction:
         """That of a model whose kernel is this multiple of the one by which they were solved."""
-        wide = self.wide._replace(weights=self.wide.weights / scale)
+        wide = self.wide
+        if scale != 1.0:
+            wide = wide._replace(weights=wide.weights / scale)
         n = len(self.base.problem.X)
         return Correction(judged.weight, judged.shrink, judged.typical, wide, n)
 

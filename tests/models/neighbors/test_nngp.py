@@ -37,6 +37,7 @@ from skscalablegp.models.neighbors._local import (
     predict,
 )
 from skscalablegp.models.neighbors._metric import Index, Metric
+from skscalablegp.models.neighbors._nngp import _fewest
 from skscalablegp.models.neighbors._objectives import Scales, neighbours_of
 from skscalablegp.models.neighbors._plan import plan
 from skscalablegp.priors import LogNormal
@@ -506,6 +507,20 @@ def test_predictions_take_more_neighbours_where_rows_left_out_show_a_gain(
     assert ours.partial_fit(X_new, X_new[:, 0]).n_neighbors_ == chosen
     again = ours.log_marginal_likelihood(ours.kernel_.theta)
     assert_allclose(ours.log_marginal_likelihood_value_, again, rtol=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("density", "chosen"),
+    [
+        ({200: 1.0, 50: 0.97, 100: 0.985, 400: 1.002}, 100),
+        ({200: 1.0, 50: np.nan, 400: 1.3}, 400),
+        ({200: np.nan, 50: np.nan}, 200),
+        ({9: np.nan}, 9),
+    ],
+    ids=str,
+)
+def test_the_fewest_neighbours_that_are_hardly_worse(density, chosen):
+    assert _fewest(density) == chosen
 
 
 @pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")

@@ -10,7 +10,11 @@ import torch
 from numpy.testing import assert_allclose, assert_array_equal
 from simulated import simulated
 from sklearn.exceptions import ConvergenceWarning
-from sklearn.gaussian_process.kernels import ConstantKernel, Matern, WhiteKernel
+from sklearn.gaussian_process.kernels import (
+    ConstantKernel,
+    Matern,
+    WhiteKernel,
+)
 
 from skscalablegp import NNGPRegressor, files, to_torch
 from skscalablegp.core import Machine
