@@ -108,8 +108,8 @@ MUTANTS = [
     (
         "a centre is the first row of its group",
         POSTERIOR,
-        "return Index(points.reshape(*groups.shape, -1).mean(1))",
-        "return Index(points.reshape(*groups.shape, -1)[:, 0])",
+        "self._centres = Index(points.reshape(*groups.shape, -1).mean(1))",
+        "self._centres = Index(points.reshape(*groups.shape, -1)[:, 0])",
         f"{CORRECTED} -k 'corrected_by_wide_ones'",
     ),
     (

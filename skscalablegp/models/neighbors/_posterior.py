@@ -92,7 +92,8 @@ class NeighborPosterior(Posterior):
     ):
         self.problem, self._theta, self.n_neighbors = problem, theta, n_neighbors
         self._n_jobs, self.helpers = n_jobs, helpers_on(problem, n_jobs)
-        self._shared, self.correction, self._centres = shared, None, None
+        self._shared, self.correction = shared, None
+        self._centres: Index | None = None
         self._wide_rows: Tensor | None = None
         self._precision, self._power, self._scale = precision, power, scale
         self._metric = Metric(problem.kernel, theta, problem.X)
@@ -120,22 +121,23 @@ class NeighborPosterior(Posterior):
             return self
         other = copy(self)
         other.correction, other.helpers = correction, helpers_on(self.problem, self._n_jobs)
-        other._centres, other._wide_rows = other._centre_index(), other._rows_for(correction.wide)
+        other._prepare_wide()
         return other
+
+    def _prepare_wide(self) -> None:
+        """What predictions with a correction need beside it."""
+        if self.correction is None:
+            return
+        groups = self.correction.wide.groups
+        points = self.points(self.problem.X[groups.flatten().long()])
+        self._centres = Index(points.reshape(*groups.shape, -1).mean(1))
+        self._wide_rows = self._rows_for(self.correction.wide)
 
     def _rows_for(self, wide: WideNeighborhoods) -> Float[Tensor, "n d"]:
         """The training rows in the precision of the weights, if it resolves their coordinates."""
         X, precision = self.problem.X, wide.weights.dtype
         moved = self._metric(X * (1 + torch.finfo(precision).eps)) - self._metric(X)
         return X.to(precision) if np.abs(moved).max() < _MOST_MOVED else X
-
-    def _centre_index(self) -> Index | None:
-        """Of the centres of wide neighbourhoods, if there are any."""
-        if self.correction is None:
-            return None
-        groups = self.correction.wide.groups
-        points = self.points(self.problem.X[groups.flatten().long()])
-        return Index(points.reshape(*groups.shape, -1).mean(1))
 
     def rescaled(self, scaled: Scaled, n_neighbors: int) -> NeighborPosterior:
         """The same with a multiple of the kernel, and another number of neighbours."""
@@ -167,8 +169,8 @@ class NeighborPosterior(Posterior):
         self._metric = Metric(self.problem.kernel, self._theta, X[:known])
         points = np.concatenate([self._metric.points, self._metric(X[known:])])
         self._index = Index(points[:in_tree]).plus(points[in_tree:])
-        self._centres = self._centre_index()
-        self._wide_rows = None if self.correction is None else self._rows_for(self.correction.wide)
+        self._centres = self._wide_rows = None
+        self._prepare_wide()
 
     def _near(self, X: Float[Tensor, "b d"]) -> Int[Tensor, "b m"]:
         return torch.as_tensor(self._index.nearest(self._metric(X), self.n_neighbors)[1]).to(
