@@ -150,10 +150,16 @@ def make_estimator(name, params, seed):
     return model
 
 
-def load(dataset, split, n_train, seed):
+# Columns that hold the target: exp(y) of bike is a linear function of its last two, the casual and
+# the registered users, with an R2 of 0.9999999985.
+LEAKS = {"bike": (15, 16)}
+
+
+def load(dataset, split, n_train, seed, leaks=True):
     """The split's rows, standardised by its training rows, and cut to ``n_train`` of them.
 
-    The splits of "flights" are 300,000 training rows and 10,000 test rows, drawn anew.
+    The splits of "flights" are 300,000 training rows and 10,000 test rows, drawn anew. Papers have
+    scores of the published columns; ``leaks=False`` leaves out those that hold the target.
     """
     import numpy as np
 
@@ -163,6 +169,8 @@ def load(dataset, split, n_train, seed):
         X, Xt, y, yt = flights(300_000, 10_000, split)
     else:
         X, Xt, y, yt = fetch_uci(dataset, split=split, return_X_y=True)
+    if not leaks:
+        X, Xt = (np.delete(table, LEAKS.get(dataset, ()), axis=1) for table in (X, Xt))
     if n_train and n_train < len(X):
         keep = np.random.RandomState(seed).permutation(len(X))[:n_train]
         X, y = X[keep], y[keep]
