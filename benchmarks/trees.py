@@ -18,7 +18,8 @@ from pathlib import Path
 from compare import DATASETS
 from uci import load, versions
 
-from skscalablegp.meta._trees import _CANDIDATES, _fit
+from skscalablegp.core.training import Budget
+from skscalablegp.meta._trees import _CANDIDATES, BoostedTrees
 
 OUT = Path(__file__).parent / "results" / "trees.jsonl"
 
@@ -31,7 +32,8 @@ def main():
         X, X_test, y, y_test = load(name, 0, 0, 0, leaks=False)
         for leaves, on_a_line in _CANDIDATES:
             start = time.process_time()
-            line, trees = _fit(X, y, None, 0, leaves, on_a_line)
+            settings = None, 0, leaves, on_a_line, Budget(None)  # no weights, seed 0
+            line, trees, _ = BoostedTrees()._fit(X, y, *settings)
             seconds = time.process_time() - start
             mean = trees.predict(X_test) + (0 if line is None else line.predict(X_test))
             report = {
