@@ -1,10 +1,12 @@
 """benchmarks/compare.py: every cell becomes a line, whatever happens in it."""
 
 import json
+import time
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -76,3 +78,47 @@ def test_unknown_names_are_refused_before_any_work(compare, tmp_path):
     with pytest.raises(SystemExit, match="IterativeGPRegressor"):
         compare.main(["--estimators", "Nothing", "--out", str(out)])
     assert not out.exists()
+
+
+def of_a_line(X, y):
+    """R2 of exp(y) by least squares."""
+    X, target = np.column_stack([X, np.ones(len(X))]), np.exp(y)
+    errors = target - X @ np.linalg.lstsq(X, target, rcond=None)[0]
+    return 1 - errors.var() / target.var()
+
+
+def test_bike_is_without_the_columns_that_hold_its_target(compare):
+    from skscalablegp.datasets import fetch_uci
+
+    load = import_module("uci").load
+    X, _, y, _ = fetch_uci("bike", split=0, return_X_y=True)
+    published, X_test, *_ = load("bike", 0, 0, 0)
+    assert published.shape[1] == X_test.shape[1] == 17 and of_a_line(published, y) > 0.999999
+    kept, kept_test, y_kept, _ = load("bike", 0, 0, 0, leaks=False)
+    assert kept.shape[1] == kept_test.shape[1] == 15 and of_a_line(kept, y) < 0.9
+    np.testing.assert_allclose(kept, published[:, :15], rtol=1e-9)
+    np.testing.assert_allclose(y_kept, (y - y.mean()) / y.std())
+
+
+@pytest.mark.parametrize("name", ["compare", "rivals"])
+def test_no_shown_score_of_bike_has_them(name):
+    path = ROOT / "benchmarks" / "results" / f"{name}.jsonl"
+    lines = [json.loads(text) for text in path.read_text("utf-8").splitlines()]
+    assert {line["n_features"] for line in lines if line["dataset"] == "bike"} == {15}
+
+
+def test_folds_count_processor_seconds_and_leave_the_columns_out(compare, monkeypatch):
+    from sklearn import model_selection
+
+    from skscalablegp import _clock
+
+    seen = {}
+
+    def scored(model, X, y, **settings):
+        seen.update(columns=X.shape[1], clock=_clock._READ.get())
+        return {f"test_{name}": np.zeros(2) for name in settings["scoring"]}
+
+    monkeypatch.setattr(model_selection, "cross_validate", scored)
+    cell = dict(dataset="bike", estimator="PoERegressor", seed=0, n_asked=20, folds=2)
+    found = import_module("cross_val").measure(cell | dict(max_seconds=1.0, clock="cpu"))
+    assert found["status"] == "ok" and seen == dict(columns=15, clock=time.process_time)

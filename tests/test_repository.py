@@ -3,6 +3,7 @@
 import ast
 import configparser
 import functools
+import importlib
 import importlib.util
 import json
 import os
@@ -359,6 +360,19 @@ def run_benchmark(*arguments, folder):
         capture_output=True,
         text=True,
     )
+
+
+def test_what_scripts_import_from_the_package_exists():
+    missing = []
+    scripts = ("benchmarks/**/*.py", "examples/*.py", "doc/*.py")
+    for path in [path for pattern in scripts for path in sorted(ROOT.glob(pattern))]:
+        for node in ast.walk(parsed(path)):
+            of = getattr(node, "module", None) or ""
+            if isinstance(node, ast.ImportFrom) and of.partition(".")[0] == "skscalablegp":
+                module = importlib.import_module(of)
+                names = [name.name for name in node.names if not hasattr(module, name.name)]
+                missing += [f"{path.name}: {of}.{name}" for name in names]
+    assert not missing
 
 
 @pytest.mark.slow
