@@ -14,6 +14,7 @@ BATCH = "models/sampled/_batch.py"
 ESTIMATES = "models/sampled/_estimates.py"
 BLOCK = "models/sampled/_block.py"
 BLOCK_TESTS = "tests/models/sampled/test_block.py -k "
+SCALES = "tests/models/sampled/test_scales.py"
 
 MUTANTS = [
     (
@@ -246,5 +247,45 @@ MUTANTS = [
         "best = self._below_the_noise_bound(best)",
         "pass",
         "tests/models/sampled/test_fits.py -k without_noise",
+    ),
+    (
+        "scales of held-out rows without a prior",
+        "models/sampled/_posterior.py",
+        "(np.log(total) + square / total)) + z @ z)",
+        "(np.log(total) + square / total)))",
+        SCALES,
+        True,
+    ),
+    (
+        "a prior of the variances' factor alone",
+        "models/sampled/_posterior.py",
+        "(np.log(total) + square / total)) + z @ z)",
+        "(np.log(total) + square / total)) + z[0] ** 2)",
+        SCALES,
+        True,
+    ),
+    (
+        "a prior that grows with the rows",
+        "models/sampled/_posterior.py",
+        "float(np.sum(share * (np.log(total) + square / total)) + z @ z)",
+        "float(np.mean(share * (np.log(total) + square / total)) + z @ z)",
+        SCALES,
+        True,
+    ),
+    (
+        "the last fold's noise for all folds",
+        "models/sampled/_folds.py",
+        "behind = _nlls(error, scale * variance + noise) - of_exact",
+        "behind = _nlls(error, scale * variance + stepper.noise) - of_exact",
+        SCALES,
+        True,
+    ),
+    (
+        "the scale of relevance vectors by the last fold's noise",
+        "models/sampled/_folds.py",
+        "fitted_scales(variance, error, noise, counts=counts)",
+        "fitted_scales(variance, error, stepper.noise, counts=counts)",
+        SCALES,
+        True,
     ),
 ]

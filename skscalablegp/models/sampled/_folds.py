@@ -10,7 +10,7 @@ from ...core import FitRun, SharedSource
 from ...core.data import RowSource, whole_groups, with_equal_inputs
 from ...core.likelihoods import Gaussian
 from ._exact import exact_process
-from ._posterior import fitted_scale
+from ._posterior import fitted_scales
 from ._process import ProcessPosterior
 from ._relevance import Dictionary, RelevanceStepper
 from ._start import random_part
@@ -71,10 +71,12 @@ def compared(
         exact, spread, _ = process.posterior(X.shape[1], X.device).moments(X)
         nlls = _nlls((Y - exact).cpu().numpy(), spread.cpu().numpy() + process.noise)
         counts = np.ones(len(held)) if source.counts is None else source.counts[held]
-        predictions.append((variance.cpu().numpy(), (Y - mean).cpu().numpy(), nlls, counts))
-    variance, error, of_exact, counts = map(np.concatenate, zip(*predictions, strict=True))
-    scale = fitted_scale(variance, error, stepper.noise, counts)
-    behind = _nlls(error, scale * variance + stepper.noise) - of_exact
+        noise = np.full(len(held), stepper.noise)
+        found = variance.cpu().numpy(), (Y - mean).cpu().numpy(), noise, nlls, counts
+        predictions.append(found)
+    variance, error, noise, of_exact, counts = map(np.concatenate, zip(*predictions, strict=True))
+    scale, _ = fitted_scales(variance, error, noise, counts=counts)
+    behind = _nlls(error, scale * variance + noise) - of_exact
     loss = np.average(behind, weights=counts)
     spread = np.average(np.square(behind - loss), weights=counts)
     return Comparison(scale, loss, (spread / counts.sum()) ** 0.5)

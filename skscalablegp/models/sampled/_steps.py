@@ -199,7 +199,9 @@ def fitted_stepper_scales(fit: Fit, stepper: SampledStepper) -> tuple[float, flo
         residual = support.Y_check.double() - stepper.weights.a[s:, : stepper.t]
     known = np.broadcast_to(np.asarray(support.known_check), v.shape)
     counts = None if counts is None else counts.double().cpu().numpy()
-    return fitted_scales(v, residual.cpu().numpy(), stepper.noise.variance, known, counts)
+    trained = stepper.noise.variance
+    scale, of_noise = fitted_scales(v, residual.cpu().numpy(), known, trained, counts)
+    return scale, trained * of_noise
 
 
 def _first_weights(
