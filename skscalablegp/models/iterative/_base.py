@@ -209,20 +209,20 @@ class SolvedGPRegressor(GPRegressorBase):
         if final.left is not None:
             # Neighbours correct the mean of a solve that has ended early, or without some rows.
             self._residual = final.left.cpu().double().numpy()
-        value, squares = final.value, 0.0
+        value, error, squares = final.value, final.std_error, 0.0
         # Without a complete or corrected solve, its errors would be attributed to the rows.
         if held is not None or (not plan.all_rows and (near or final.solution.converged)):
             posterior = self._iterative_posterior(weights)
             late = preview or final.interrupted or (budget.limit is not None and budget.left == 0)
             left_out = self._left_out_errors(theta, posterior, generator, late, held)
             if held is not None and left_out is not None:
-                more, squares = left_out.given_the_others(theta, len(held))
-                value += more
+                more, squares, doubt = left_out.in_turn(theta, len(held))
+                value, error = value + more, error + doubt
             if not plan.all_rows:
                 theta, scale = self._best_scale(kernel, theta, left_out)
             if left_out is not None:
                 final = replace(final, summary=left_out.summary(scale, self._y_train_std))
-        self._keep_scaled(kernel, theta, weights, (value, final.std_error), scale, squares)
+        self._keep_scaled(kernel, theta, weights, (value, error), scale, squares)
         return final, 0.0
 
     def _left_out_errors(
@@ -235,7 +235,8 @@ class SolvedGPRegressor(GPRegressorBase):
     ) -> LeftOut | None:
         """Leave-one-out errors of random rows, or of those that were held out of the solve.
 
-        None if they would need further solves. Merged rows are left out as a whole.
+        None if they would need further solves. Merged rows are left out as a whole. A row that was
+        held out is predicted from those in the solve and the held-out ones before it.
         """
         problem = self._trained_problem(posterior.dtype, False)
         many = _LEFT_OUT_NEAR if self.posterior_ == "neighbors" and not late else _LEFT_OUT
@@ -245,7 +246,8 @@ class SolvedGPRegressor(GPRegressorBase):
         noise = posterior.noise(X)
         # Posteriors add the white noise of a single row. Merged rows have less, others known noise.
         own = problem.noise(theta, rows).to(noise) - noise
-        left_out = posterior.leave_one_out(rows, X, Y, own)
+        given: Any = () if held is None else (held,)
+        left_out = posterior.leave_one_out(rows, X, Y, own, *given)
         if left_out is None:
             return None
         mean, variance = left_out
@@ -461,16 +463,20 @@ class LeftOut:
     variance: torch.Tensor
     how: str
 
-    def given_the_others(self, theta: torch.Tensor, many: int) -> tuple[float, float]:
-        """What so many rows like these add to the log likelihood, and to its quadratic form.
+    def in_turn(self, theta: torch.Tensor, many: int) -> tuple[float, float, float]:
+        """What so many held-out rows add to the log likelihood and to its quadratic form.
 
-        Each row is given all others, among them the other held-out rows.
+        Each row is given those in the solve and the held-out ones before it, so that the sum of
+        their log densities is that of the joint density, by the chain rule. The last number is the
+        standard error of what they add to the log likelihood, if these rows are some of them.
         """
         squares = self.errors.square() / self.variance[:, None]
         density = -0.5 * (squares + (2 * math.pi * self.variance).log()[:, None]).sum(1)
         density = density + self.problem.repeated_at(theta, self.rows).to(density)
-        share = many / len(self.rows)
-        return share * float(density.sum()), share * float(squares.sum())
+        some = len(self.rows)
+        doubt = many * (float(density.var(correction=0)) * (1 / some - 1 / many)) ** 0.5
+        share = many / some
+        return share * float(density.sum()), share * float(squares.sum()), doubt
 
     def summary(self, scale: float, y_std: np.ndarray) -> str:
         """Their size in the units of the targets, with the kernel multiplied by `scale`."""

@@ -176,12 +176,15 @@ class IterativeGPRegressor(SolvedGPRegressor):
     log_marginal_likelihood_value_ : float
         The log marginal likelihood at `kernel_`, in units of the normalised target. If the
         posterior is not exact and there are more than 3,000 rows, it is a stochastic Lanczos
-        estimate. Rows that are held out of the last solve add their densities given all others.
+        estimate. Rows that are held out of the last solve add, by the chain rule, their log
+        densities given the rows of the solve and the held-out ones before them. Like predictions,
+        these come from the nearest rows.
     log_marginal_likelihood_std_error_ : float
         Standard error of that value plus the possible bias of the quadrature; 0 if the value is
-        exact. The bias is not included if no bound is known: with a preconditioner of another class
-        or one that was built before, or if single precision cannot represent the noise. Value and
-        error are NaN if the time budget or an interrupt left no time for an estimate.
+        exact. What held-out rows would learn from rows beyond their nearest ones is not included,
+        nor is the bias if no bound is known: with a preconditioner of another class or one that was
+        built before, or if single precision cannot represent the noise. Value and error are NaN if
+        the time budget or an interrupt left no time for an estimate.
     n_iter_ : int
         The number of gradient evaluations in all stages.
     n_samples_seen_ : int

@@ -185,19 +185,21 @@ class IterativePosterior(KernelPosterior):
         K: Float[Tensor, "m n"],
         near: Int[Tensor, "m k"],
         left: Float[Tensor, "m k t"] | None,
+        sizes: list[int] | None = None,
     ) -> tuple[Float[Tensor, " m"], Tensor | float]:
         """By how much the rows `near` reduce the prior variance, and what `left` adds to the mean.
 
-        O(k^3) a row.
+        O(k^3) a row. Of the rows near a row, the first so many of `sizes` count, all by default.
         """
         operator, chosen = self.operator, K.gather(1, near).double()
 
         def explained(i: int) -> tuple[Tensor, Tensor | None]:
-            L = cholesky_with_jitter(operator.block(near[i]).double())[0]
-            half = torch.linalg.solve_triangular(L, chosen[i, :, None], upper=False)
+            some = slice(None if sizes is None else sizes[i])
+            L = cholesky_with_jitter(operator.block(near[i, some]).double())[0]
+            half = torch.linalg.solve_triangular(L, chosen[i, some, None], upper=False)
             if left is None:
                 return half.square().sum(), None
-            halves = torch.linalg.solve_triangular(L, left[i].double(), upper=False)
+            halves = torch.linalg.solve_triangular(L, left[i, some].double(), upper=False)
             return half.square().sum(), (half.T @ halves)[0]
 
         # A user's own NumPy kernel may not be thread-safe.
@@ -232,27 +234,33 @@ class IterativePosterior(KernelPosterior):
         V = self._solve(cross).value.to(cross.dtype)
         return cross, V, cross - self.operator.matmul(V)
 
-    def leave_one_out(self, rows, X, Y, known) -> MeanAndVariance | None:
+    def leave_one_out(self, rows, X, Y, known, held=None) -> MeanAndVariance | None:
         """From the diagonal of H^-1: by neighbours, or the mean squares of the solved samples.
 
-        With s samples a variance has a relative standard error of sqrt(2 / s).
+        With s samples a variance has a relative standard error of sqrt(2 / s). With the numbers
+        `held` of rows without weights, `rows` are some of them. Neighbours of each are then the
+        other rows and those of `held` before it, so that the log densities of all are the terms of
+        the chain rule.
         """
         if self._n_nearest is not None:
             if len(rows) > _ROWS:
                 parts = zip(*(part.split(_ROWS) for part in (rows, X, Y, known)), strict=True)
-                found = zip(*(self.leave_one_out(*part) for part in parts), strict=True)
+                found = zip(*(self.leave_one_out(*part, held) for part in parts), strict=True)
                 return tuple(map(torch.cat, found))
             cross = self.cross(X)
             K, own = cross.to_dense(), torch.arange(len(X), device=rows.device)
             score = K.abs()
             score[own, rows] = -1  # A row is no neighbour of its own.
+            if held is not None:
+                score[:, held] = score[:, held].masked_fill_(held >= rows[:, None], -1)
             k = min(self._n_nearest, K.shape[1] - 1)
-            near = score.topk(k, 1, sorted=False).indices
+            scores, near = score.topk(k, 1)
+            sizes = (scores >= 0).sum(1).tolist()
             prior, own_weights, left = cross.prior_diag(), self.weights[rows], None
             if self._residual is not None:
                 # What the others have left, without the weight of the row itself.
                 left = self._residual[near] + K.gather(1, near)[:, :, None] * own_weights[:, None]
-            explained, correction = self._explained(K, near, left)
+            explained, correction = self._explained(K, near, left, sizes)
             variance = reported_variance(prior - explained, prior) + known + cross.prior_noise()
             if left is None:
                 return Y - own_weights * variance[:, None], variance
