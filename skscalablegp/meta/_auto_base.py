@@ -212,7 +212,7 @@ class AutoBase:
             if trial.note:
                 compared.adds(candidate.name, run.budget.seconds, trial.note)
                 compared.cut.append(candidate.name)
-            if candidate.name == "exact":
+            if candidate.name == "exact" and rows.same_columns:
                 kernel = getattr(_last(trial.inner), "kernel_", None)
             self._members.append(member)
             self._weigh(rows)
@@ -323,7 +323,7 @@ class AutoBase:
         is evaluated on that fold.
         """
         every, again, inner, note = np.arange(len(rows.y)), fresh, None, ""
-        shares_kernel = self._shares_kernel(candidate, len(every))
+        shares_kernel = self._shares_kernel(candidate, len(every)) and rows.same_columns
         if shares_kernel:
             whole = self._fitted(candidate, fresh, rows, every, share.share("fit"), run)
             again, inner, note = self._fixed(fresh, whole.inner), whole.inner, whole.note

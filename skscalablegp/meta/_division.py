@@ -121,6 +121,11 @@ class Rows:
         return MARGIN * seconds * len(self.y) / len(self.folds[0][0])
 
     @property
+    def same_columns(self) -> bool:
+        """Whether all parts have the same columns, as a kernel that they share needs."""
+        return len({str(codes.pairs_) for codes, _ in self.encoded.values()}) < 2
+
+    @property
     def cross_fitted(self) -> bool:
         return len(self.folds) > 1
 
@@ -175,7 +180,7 @@ def divided(
         for label in np.unique(y):
             rows = np.flatnonzero(y == label)
             first[rows[np.argsort(first[rows])[:2]]] -= n
-    levels = _level_encoder(X[pairs[0][0]], y[pairs[0][0]], codes, run, classes)
+    levels = _level_encoder(X, y, pairs, codes, run, classes)
     rows = Rows(X, y, known, levels, pairs, held, scored, order, first)
     if levels is not None:
         # Before the members, so that shared work is not counted in their time.
@@ -186,15 +191,26 @@ def divided(
 
 
 def _level_encoder(
-    X: np.ndarray, y: np.ndarray, columns: Sequence[int], run: FitRun, classes: bool
+    X: np.ndarray,
+    y: np.ndarray,
+    pairs: list[tuple[np.ndarray, np.ndarray]],
+    columns: Sequence[int],
+    run: FitRun,
+    classes: bool,
 ) -> TargetCodes | None:
-    """An encoder of categories with many levels that is not fitted; its columns are fixed."""
+    """An encoder of categories with many levels that is not fitted.
+
+    Its columns are fixed where one part of the rows is held out. Each fold has its own: the rows of
+    one fold are held out of others.
+    """
     if not columns or classes:
         return TargetCodes(columns) if columns else None
     limit, (fewest, most) = run.budget.limit, _LEVEL_ROWS
     if limit is not None:
         most = int(np.clip(_LEVEL_ROWS_A_SECOND * limit, fewest, most))
-    return TargetCodes(columns, slopes_that_differ(X, y, columns), most)
+    some = pairs[0][0]
+    slopes = slopes_that_differ(X[some], y[some], columns) if len(pairs) == 1 else None
+    return TargetCodes(columns, slopes, most)
 
 
 def _pairs(

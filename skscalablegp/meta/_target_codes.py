@@ -43,9 +43,9 @@ class TargetCodes(TransformerMixin, BaseEstimator):
     ----------
     columns : list of int
         The columns of codes: whole numbers from 0, and -1 for a level that is missing or new.
-    slopes : list of (int, int)
+    slopes : list of (int, int) or None
         Pairs of a column of codes and of another column along which the slopes of its levels are
-        learned; `slopes_that_differ` finds them.
+        learned. None finds them in the rows of the fit, by `slopes_that_differ`.
     tree_rows : int
         Largest number of rows that trees are fitted to, because this encoding is only the start of
         a fit; 0 for no trees.
@@ -57,6 +57,8 @@ class TargetCodes(TransformerMixin, BaseEstimator):
     ----------
     encoder_ : TargetEncoder
         scikit-learn's encoder by means.
+    pairs_ : list of (int, int)
+        The pairs of columns with slopes.
     slopes_ : list of ndarray of shape (levels + 1,)
         The slopes of each pair; the last one is that of a level which is missing or new.
     ranks_ : list of ndarray of shape (levels + 1,)
@@ -87,8 +89,10 @@ class TargetCodes(TransformerMixin, BaseEstimator):
         # Under metadata routing some versions of the encoder require groups.
         with config_context(enable_metadata_routing=False):
             means = self.encoder_.fit_transform(X[:, self.columns], y)
-        found = np.empty((n, len(self.slopes)))
-        if self.slopes:
+        pairs = slopes_that_differ(X, y, self.columns) if self.slopes is None else self.slopes
+        self.pairs_ = list(pairs)
+        found = np.empty((n, len(self.pairs_)))
+        if self.pairs_:
             for fitted, new in KFold(folds, shuffle=True, random_state=0).split(X):
                 self._learn_slopes(X[fitted], y[fitted])
                 found[new] = self._slopes_at(X[new])
@@ -127,13 +131,13 @@ class TargetCodes(TransformerMixin, BaseEstimator):
         sizes = dict(zip(self.columns, map(len, self.ranks_), strict=True))
         self.slopes_ = [
             level_slopes(_levels(X[:, c], sizes[c]), X[:, j], y, sizes[c]).slopes
-            for c, j in self.slopes
+            for c, j in self.pairs_
         ]
 
     def _slopes_at(self, X: np.ndarray) -> np.ndarray:
-        if not self.slopes:
+        if not self.pairs_:
             return np.empty((len(X), 0))
-        pairs = zip(self.slopes, self.slopes_, strict=True)
+        pairs = zip(self.pairs_, self.slopes_, strict=True)
         return np.column_stack([known[_levels(X[:, c], len(known))] for (c, _), known in pairs])
 
     def _cross_fitted_trees(self, X: np.ndarray, y: np.ndarray) -> np.ndarray:

@@ -1,5 +1,7 @@
 """Categories with many levels as numbers: means, slopes and trees that have not seen the row."""
 
+from typing import ClassVar
+
 import numpy as np
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
@@ -150,3 +152,51 @@ def test_trees_of_classes_know_categories():
     table = np.column_stack([u.astype(object), np.array([f"town {k}" for k in town], object)])
     model = AutoGPClassifier(["trees"], random_state=0).fit(table[:1200], high[:1200])
     assert model.score(table[1200:], high[1200:]) > 0.85
+
+
+class Recorded(LinearRegression):
+    """A line that keeps the rows of all its fits."""
+
+    fits: ClassVar[list] = []
+
+    def fit(self, X, y):
+        self.fits.append((X.copy(), y.copy()))
+        return super().fit(X, y)
+
+
+def recorded_fits(X, y):
+    Recorded.fits.clear()
+    AutoGPRegressor([("line", Recorded())], random_state=0).fit(X, y)
+    return [fit for fit in Recorded.fits if len(fit[0]) < len(X)]
+
+
+def test_targets_of_held_out_rows_change_nothing_that_their_fold_learns_from():
+    """Slopes were once chosen by the rows of the first fold, which are held out of the others."""
+    fold, (table, X, _) = 4, frame(600)
+    y = np.random.default_rng(3).standard_normal(600)
+    before = recorded_fits(table, y)
+    assert len(before) == 5
+    # Numbers that no two rows have in common.
+    held = ~np.isin(X[:, 0], before[fold][0])
+    assert held.sum() == 120
+    slope = np.random.default_rng(4).standard_normal(31)
+    moved = y + held * 30 * slope[X[:, 1].astype(int)] * X[:, 3]
+    after = recorded_fits(table, moved)
+    assert_array_equal(after[fold][0], before[fold][0])
+    assert_array_equal(after[fold][1], before[fold][1])
+    # The other folds have learned slopes, as a further column.
+    widths = [len(rows[0]) for rows, _ in after]
+    assert [w - widths[fold] for w in widths] == [int(k != fold) for k in range(5)]
+
+
+@pytest.mark.slow
+def test_processes_of_folds_with_other_columns_have_kernels_of_their_own():
+    table, X, _ = frame(300)
+    y = np.random.default_rng(3).standard_normal(300)
+    rows = recorded_fits(table, y)[1][0]
+    held = ~np.isin(X[:, 0], rows)
+    slope = np.random.default_rng(4).standard_normal(31)
+    moved = y + held * 30 * slope[X[:, 1].astype(int)] * X[:, 3]
+    model = AutoGPRegressor(["linear", "exact", "neighbors"], random_state=0).fit(table, moved)
+    assert np.isfinite(model.predict(table)).all()
+    assert "no kernel to share" in str(model.fit_report_)

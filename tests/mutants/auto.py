@@ -347,4 +347,26 @@ MUTANTS = [
         f"{SCORED} -k many_levels",
         True,
     ),
+    (
+        "slopes by level are chosen by rows that later folds hold out",
+        DIVISION,
+        "slopes_that_differ(X[some], y[some], columns) if len(pairs) == 1 else None",
+        "slopes_that_differ(X[some], y[some], columns)",
+        "tests/meta/test_target_codes.py -k held_out",
+        True,
+    ),
+    (
+        "folds with other columns share a kernel",
+        BASE,
+        "self._shares_kernel(candidate, len(every)) and rows.same_columns",
+        "self._shares_kernel(candidate, len(every))",
+        "tests/meta/test_target_codes.py -k other_columns",
+    ),
+    (
+        "members share the kernel of other columns",
+        BASE,
+        'if candidate.name == "exact" and rows.same_columns:',
+        'if candidate.name == "exact":',
+        "tests/meta/test_target_codes.py -k other_columns",
+    ),
 ]

@@ -210,7 +210,8 @@ class NNGPRegressor(GPRegressorBase):
     log_marginal_likelihood_value_ : float
         The training objective at `kernel_`, in units of the normalised target: the log likelihood
         of the subset, or the mean log density of the rows in the objective times the number of
-        training rows. It is exact if all rows are neighbours.
+        training rows. It is exact if all rows are neighbours. Of leave-one-out densities it is a
+        pseudo-likelihood, which is higher than the marginal likelihood.
     n_iter_ : int
         The number of training steps in all stages.
     n_samples_seen_ : int
