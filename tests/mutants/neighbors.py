@@ -442,4 +442,20 @@ MUTANTS = [
         "tests/contracts/test_checkpoints.py -k nngp-inducing",
         True,
     ),
+    (
+        "known noise leaves the scale without a prior",
+        "models/neighbors/_objectives.py",
+        "doubt = 1.0 / Y.numel() if told else 0.0",
+        "doubt = 0.0",
+        "tests/models/neighbors/test_nngp.py -k hides",
+        True,
+    ),
+    (
+        "noise leaves the factor of wide neighbourhoods without a prior",
+        "models/neighbors/_wide.py",
+        "return float(loss(at).mean()) + 0.5 * at**2 / n_errors",
+        "return float(loss(at).mean())",
+        "tests/models/neighbors/test_wide.py -k hides",
+        True,
+    ),
 ]

@@ -21,6 +21,8 @@ from ._metric import Index, Metric, others_near
 
 # The logarithm of the largest factor by which a kernel is scaled.
 _MOST_SCALE = 5.0
+# Known noise below this share of all variance counts as none.
+_NEGLIGIBLE = 1e-5
 # Powers of local errors that are compared; the standard errors of its gain by which the best has to
 # beat zero; and what is added to every local mean squared error.
 _POWERS, _DOUBT, _EVEN = (0.3, 0.5, 0.7, 1.0), 2.0, 0.03
@@ -208,8 +210,9 @@ class Scales:
     """Multiplies a kernel by one number, through its amplitudes and noise levels.
 
     The means of predictions do not depend on this number, unless the noise of some rows is known.
-    Priors count as in training, where they are added to the log density of all rows. The amplitude
-    and the noise could be trained one by one, but a few hundred rows do not determine
+    Priors count as in training, where they are added to the log density of all rows. Known noise
+    may hide how large the rest is: beside it the number's logarithm has a standard normal prior.
+    The amplitude and the noise could be trained one by one, but a few hundred rows do not determine
     both: among many equal rows the noise would fall to nearly zero.
 
     Parameters
@@ -280,6 +283,8 @@ class Scales:
         low, high = max(float(room[:, 0].max()), -_MOST_SCALE), float(room[:, 1].min())
         limits = min(low, 0.0), max(min(high, _MOST_SCALE), 0.0)
 
+        told = bool(torch.as_tensor(known > _NEGLIGIBLE * variance).any())
+        doubt = 1.0 / Y.numel() if told else 0.0
         repeats = problem.repeats
         observations = len(problem.X) if repeats is None else float(repeats.counts.sum())
 
@@ -291,7 +296,9 @@ class Scales:
         found = {}
         for power in (0.0, *_POWERS) if local else (0.0,):
             best = minimize_scalar(
-                lambda at, power=power: float(losses(at, power).mean()) - log_prior(at),
+                lambda at, power=power: (
+                    float(losses(at, power).mean()) - log_prior(at) + 0.5 * doubt * at**2
+                ),
                 bounds=limits,
                 method="bounded",
             )

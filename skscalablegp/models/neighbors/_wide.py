@@ -449,8 +449,8 @@ def judged(model: Neighbors, rows: Int[Tensor, " s"], wide: Float[Tensor, "s t"]
         total = torch.maximum(math.exp(log_scale) * factor * (latent + noise) + known, floor)
         return 0.5 * (error.square().mean(1) / total + (2 * math.pi * total).log())
 
-    scale, before = _best(lambda at: losses(at, 0.0, e), _MOST_FACTOR)
-    shrink, after = _best(lambda at: losses(scale, at, e - weight * A), 0.0)
+    scale, before = _best(lambda at: losses(at, 0.0, e), _MOST_FACTOR, e.numel())
+    shrink, after = _best(lambda at: losses(scale, at, e - weight * A), 0.0, e.numel())
     found = weight, math.exp(shrink), typical, evidence
     return Judged(*found, -float(before.mean()), -float(after.mean()))
 
@@ -488,11 +488,15 @@ def nearest_centres(
     return torch.as_tensor(near), combination(offsets)
 
 
-def _best(loss: Callable[[float], Tensor], most: float) -> tuple[float, Tensor]:
-    """The logarithm of a factor, at most this, with the smallest mean loss, and its losses."""
-    at = float(
-        minimize_scalar(
-            lambda at: float(loss(at).mean()), bounds=(-_MOST_FACTOR, most), method="bounded"
-        ).x
-    )
+def _best(loss: Callable[[float], Tensor], most: float, n_errors: int) -> tuple[float, Tensor]:
+    """The logarithm of a factor, at most this, with the smallest mean loss, and its losses.
+
+    It has a standard normal prior beside so many errors, so that it is no factor where noise hides
+    what it multiplies.
+    """
+
+    def cost(at: float) -> float:
+        return float(loss(at).mean()) + 0.5 * at**2 / n_errors
+
+    at = float(minimize_scalar(cost, bounds=(-_MOST_FACTOR, most), method="bounded").x)
     return at, loss(at)

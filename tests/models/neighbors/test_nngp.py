@@ -417,7 +417,7 @@ def test_calibration_counts_known_noise():
     p, _ = problem(KERNEL, t=1, noise=known)
     theta, rows = p.kernel.theta0, torch.arange(40)
     near = neighbours_of(p, theta, rows, 9)
-    found = Scales(p, theta).best(rows, near, torch.float64)
+    found = Scales(p, theta).best(rows, near, torch.float64, local=False)
     assert_allclose(found.theta - theta, np.log(found.scale) * np.array([1, 0, 0, 1]), atol=1e-12)
     X, Y = p.X.numpy(), p.Y.numpy()[:, 0]
 
@@ -431,7 +431,23 @@ def test_calibration_counts_known_noise():
         return np.mean(values)
 
     assert_allclose(found.density, density(found.scale), rtol=1e-8)
-    assert found.density > max(density(0.97 * found.scale), density(1.03 * found.scale))
+
+    def penalised(scale):
+        """With a standard normal prior of the logarithm beside 40 rows."""
+        return density(scale) - 0.5 * np.log(scale) ** 2 / 40
+
+    top = penalised(found.scale)
+    assert top > max(penalised(0.97 * found.scale), penalised(1.03 * found.scale))
+
+
+def test_known_noise_that_hides_all_else_leaves_the_scale_near_one():
+    """The scale was once anywhere between 0.007 and 148."""
+    for seed in range(8):
+        p, _ = problem(KERNEL, t=1, noise=np.full(40, 1e3))
+        Y = torch.tensor(1e3**0.5 * np.random.default_rng(seed).standard_normal((40, 1)))
+        p, rows = replace(p, Y=Y), torch.arange(40)
+        near = neighbours_of(p, p.kernel.theta0, rows, 9)
+        assert 0.5 < Scales(p, p.kernel.theta0).best(rows, near, torch.float64).scale < 2
 
 
 def few_neighbors(monkeypatch, worth):

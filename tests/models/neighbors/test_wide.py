@@ -3,6 +3,7 @@
 import pickle
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -586,3 +587,19 @@ def test_onnx_files_have_them(monkeypatch, tmp_path):
     )
     found = session.run(["mean", "std"], {"X": X_test[:20]})
     assert_allclose(found, gp.predict(X_test[:20], return_std=True), rtol=1e-5, atol=1e-6)
+
+
+def test_noise_that_hides_latent_variances_leaves_their_factor_near_one():
+    """Half of the factors were once at their bound of 0.05."""
+    for seed in range(8):
+        rng = np.random.default_rng(seed)
+        v = torch.tensor(rng.uniform(0.005, 0.015, 200))
+        e = torch.tensor(np.sqrt(1 + v.numpy()) * rng.standard_normal(200))[:, None]
+        ones, Y = torch.ones(200).double(), torch.tensor(rng.standard_normal((200, 1)))
+        fields = dict(
+            problem=SimpleNamespace(Y=Y),
+            left_out=lambda rows, e=e, v=v, ones=ones: (e, v, ones, ones),
+            noises=lambda rows, ones=ones: (ones, 0 * ones),
+        )
+        wide = Y - e + 0.01 * torch.tensor(rng.standard_normal((200, 1)))
+        assert _wide.judged(SimpleNamespace(**fields), torch.arange(200), wide).shrink > 0.7
