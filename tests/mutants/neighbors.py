@@ -178,7 +178,7 @@ MUTANTS = [
     (
         "the correction also scales what it does not change",
         WIDE,
-        "scale, before = _best(lambda at: losses(at, 0.0, e), _MOST_FACTOR)",
+        "scale, before = _best(lambda at: losses(at, 0.0, e), _MOST_FACTOR, e.numel())",
         "scale, before = 0.0, losses(0.0, 0.0, e)",
         f"{CORRECTED} -k 'new_scale'",
     ),

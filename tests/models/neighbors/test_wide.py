@@ -596,10 +596,9 @@ def test_noise_that_hides_latent_variances_leaves_their_factor_near_one():
         v = torch.tensor(rng.uniform(0.005, 0.015, 200))
         e = torch.tensor(np.sqrt(1 + v.numpy()) * rng.standard_normal(200))[:, None]
         ones, Y = torch.ones(200).double(), torch.tensor(rng.standard_normal((200, 1)))
-        fields = dict(
-            problem=SimpleNamespace(Y=Y),
-            left_out=lambda rows, e=e, v=v, ones=ones: (e, v, ones, ones),
-            noises=lambda rows, ones=ones: (ones, 0 * ones),
-        )
+        parts = dict(left_out=(e, v, ones, ones), noises=(ones, 0 * ones))
+        calls = {name: lambda rows, part=part: part for name, part in parts.items()}
+        hidden = SimpleNamespace(problem=SimpleNamespace(Y=Y), n_neighbors=M, **calls)
+        vars(hidden).update(dict.fromkeys(("among", "points", "wide_mean"), pytest.fail))
         wide = Y - e + 0.01 * torch.tensor(rng.standard_normal((200, 1)))
-        assert _wide.judged(SimpleNamespace(**fields), torch.arange(200), wide).shrink > 0.7
+        assert _wide.judged(hidden, torch.arange(200), wide).shrink > 0.7
