@@ -109,6 +109,21 @@ class TestLOVE:
             std = low.estimator_.predict_std(X_new)
             np.testing.assert_array_equal(low.predict_std(X_new), std)
 
+    @pytest.mark.parametrize(("first", "most"), [(1, 1), (5, 10), (20, 30), (20, 60)])
+    def test_a_small_largest_rank_over_a_factorised_grid(self, first, most):
+        """Such a grid has 60 directions, and its exact variances cost no more at any rank."""
+        X, y, X_new = table()
+        kernel, y = C(1.0) * RBF([0.5, 0.5]) + W(0.01), 1000 + 50 * y
+        exact = GaussianProcessRegressor(kernel, optimizer=None, normalize_y=True).fit(X, y)
+        mean, std = exact.predict(X_new, return_std=True)
+        below = KISSGPRegressor(
+            kernel, optimizer=None, normalize_y=True, small_table="method", random_state=0
+        )
+        low = LOVEPredictor(below, variance_rank=first, max_variance_rank=most).fit(X, y)
+        assert low.variance_rank_ == 60 and low.variance_error_ == 0
+        np.testing.assert_allclose(low.predict(X_new), mean, atol=1e-3 * y.std())
+        np.testing.assert_allclose(low.predict_std(X_new), std, rtol=1e-3)
+
     def test_half_of_all_directions_are_followed_by_all(self):
         X, y, X_new = table()
         below = IterativeGPRegressor(C(1e4) * RBF([0.02, 0.02]) + W(1e-4), optimizer=None)

@@ -146,4 +146,12 @@ MUTANTS = [
         "points[row, axis.column] += 1e-9 * axis.step",
         "tests/core/test_learned.py -k points_of_a_grid",
     ),
+    (
+        "no variances over a factorised grid when the largest rank is small",
+        "core/posteriors/_base.py",
+        "return iter((LowRank(self.below, self.full, 0.0, None),))",
+        "return iter(())",
+        "tests/meta/test_love.py -k 'small_largest_rank'",
+        True,
+    ),
 ]

@@ -222,8 +222,8 @@ class LowRankForm:
         yield LowRank(self.below, self.full, 0.0, None)
 
     def _caches(self, held: Tensor, probes: Tensor, rank: int, most: int) -> Iterator[LowRank]:
-        """Caches of growing rank, from `rank` to `most`."""
-        return iter(())
+        """Caches of growing rank, from `rank` to `most`; at least one."""
+        return iter((LowRank(self.below, self.full, 0.0, None),))
 
     def posterior(self, basis: Tensor | None) -> Posterior:
         """The posterior of a `LowRank` again."""
