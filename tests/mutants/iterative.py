@@ -417,4 +417,20 @@ MUTANTS = [
         "tests/core/test_starts.py -k rightly",
         True,
     ),
+    (
+        "samples stay those of the kernel before it was scaled",
+        "models/iterative/_posterior.py",
+        "self.representer_weights / scale**0.5)",
+        "self.representer_weights / scale**0.0)",
+        "tests/models/iterative/test_final_solve.py -k 'samples_are_those_of_the_scaled'",
+        True,
+    ),
+    (
+        "samples are scaled as weights are",
+        "models/iterative/_posterior.py",
+        "self.representer_weights / scale**0.5)",
+        "self.representer_weights / scale)",
+        "tests/models/iterative/test_final_solve.py -k 'samples_are_those_of_the_scaled'",
+        True,
+    ),
 ]

@@ -341,12 +341,15 @@ class SolvedGPRegressor(GPRegressorBase):
     ) -> None:
         """Keep the weights and the likelihood's value and error, which are those before scaling.
 
-        `squares` are the squared errors of rows without weights, in units of their variances.
+        The stored samples are scaled, too. `squares` are the squared errors of rows without
+        weights, in units of their variances.
         """
         self.alpha_ = weights.numpy().reshape(self.y_train_.shape) / scale
         self.log_marginal_likelihood_value_, self.log_marginal_likelihood_std_error_ = value
         if scale != 1.0:
             self.kernel_ = kernel.to_sklearn(theta)
+            if self._pathwise is not None:
+                self._pathwise = to_numpy(to_torch(self._pathwise).scaled(scale))
             quadratic = float(weights.numpy().ravel() @ np.ravel(self.y_train_)) + squares
             total: float = weights.numel()
             if self._counts_train is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any
 
@@ -59,6 +59,13 @@ class PathwiseSamples:
     features: PriorFeatures
     prior_weights: Float[Tensor, "q s"]
     representer_weights: Float[Tensor, "n s"]
+
+    def scaled(self, scale: float) -> PathwiseSamples:
+        """The samples under `scale` times the kernel and the noise.
+
+        H grows by this factor, and draws of the prior and of the noise by its root.
+        """
+        return replace(self, representer_weights=self.representer_weights / scale**0.5)
 
 
 class IterativePosterior(KernelPosterior):

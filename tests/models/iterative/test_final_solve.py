@@ -180,6 +180,39 @@ def test_large_tables_are_trained_on_subsets_and_scaled_by_rows_left_out(monkeyp
     assert "full" in asked.history_["stage"]
 
 
+@pytest.mark.parametrize("solver", ["cg", "block_cg"])
+@pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
+def test_samples_are_those_of_the_scaled_kernel(solver):
+    """Deviations and draws against dense algebra at `kernel_`, in units of 50 around 1,000."""
+    rng, n, s = np.random.default_rng(0), 200, 1000
+    X = rng.random((n, 2))
+    y = 1000 + 50 * (np.sin(6 * X[:, 0]) + X[:, 1] + 0.5 * rng.standard_normal(n))
+    model = IterativeGPRegressor(
+        ConstantKernel(1.0) * Matern([0.5, 2.0], nu=1.5) + WhiteKernel(0.04),
+        train_on="subsets",
+        subset_size=50,
+        max_iter=1,
+        solver=solver,
+        solver_tol=1e-6,
+        posterior="pathwise",
+        n_probes=s,
+        normalize_y=True,
+        random_state=0,
+    ).fit(X, y)
+    white = model.kernel_.k2.noise_level
+    assert white > 1.5 * np.exp(model.history_["theta"][-1][-1])  # Rows left out have scaled it.
+    new = np.vstack([rng.random((40, 2)), rng.random((10, 2)) + 2])
+    H, cross = model.kernel_(X), model.kernel_(new, X)
+    mean = y.mean() + cross @ np.linalg.solve(H, y - y.mean())
+    latent = model.kernel_.k1.diag(new) - (cross * np.linalg.solve(H, cross.T).T).sum(1)
+    np.testing.assert_allclose(model.predict(new), mean, atol=1e-3 * y.std())
+    # A variance from s samples has a relative standard error of sqrt(2 / s).
+    found = model.predict_std(new, include_noise=False) ** 2 / y.var()
+    assert abs(found / latent - 1).max() < 5 * math.sqrt(2 / s)
+    draws = (model.sample_y(new, s) - mean[:, None]) / y.std()
+    assert abs(np.square(draws).mean(1) / (latent + white) - 1).max() < 5 * math.sqrt(2 / s)
+
+
 @pytest.mark.slow
 @pytest.mark.usefixtures("small_is_large")
 def test_the_scale_from_rows_left_out_has_its_prior():
