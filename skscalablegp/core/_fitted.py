@@ -57,10 +57,6 @@ class LeftOut:
         return self.mean if self.fold_mean is None else self.fold_mean
 
 
-# X, y and the keyword arguments of a fit.
-FitArguments = tuple[np.ndarray, np.ndarray, dict[str, np.ndarray]]
-
-
 class TargetMoments(NamedTuple):
     """Moments at some rows, for each target in its own units.
 
@@ -101,11 +97,9 @@ class FittedProcess:
         Whether the fit has received noise variances.
     input_module : callable
         Returns `inputs` as a torch module of rows.
-    fit_arguments : callable
-        Returns X, y and the keyword arguments of a fit to the same training rows; None if the
-        regressor stores none.
-    copied : callable
-        Returns a copy of the regressor with its posterior; further rows change the copy alone.
+    with_rows : callable
+        ``with_rows(X, y, noise_variance=None)`` returns a copy of the regressor with further rows
+        at the same hyperparameters, which are in the same units.
     """
 
     posterior: Posterior
@@ -117,8 +111,7 @@ class FittedProcess:
     check_joint_memory: Callable[[np.ndarray, str], None]
     noise_given: bool
     input_module: Callable[[], torch.nn.Module]
-    fit_arguments: Callable[[], FitArguments | None]
-    copied: Callable[[], Any]
+    with_rows: Callable[..., Any]
 
     def module(self, with_variance: bool = True) -> ProcessModule:
         """The process as a torch module, in the units of the rows and the targets.

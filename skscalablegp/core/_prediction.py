@@ -24,7 +24,7 @@ from .._validation import (
 from ..linalg.gradients import ExactEvaluation
 from ._edge import answers
 from ._exact_process import ExactProcess
-from ._fitted import FitArguments, FittedProcess, LeftOut
+from ._fitted import FittedProcess, LeftOut
 from ._model import GPModel
 from ._warn import warn_once
 from .posteriors import Affine, Posterior, draw_observations
@@ -104,19 +104,26 @@ class GPPredictionBase(MultiOutputMixin, RegressorMixin, GPModel):
             self._check_joint_memory,
             self._noise_given,
             self._input_module,
-            self._fit_arguments,
-            self._copied,
+            self._with_rows,
         )
 
-    def _copied(self) -> Any:
-        """A copy with the posterior; fits replace arrays and never change them."""
-        other = copy(self)
-        other._remember(self._remembered())
-        return other
+    def _with_rows(self, X: np.ndarray, y: np.ndarray, noise_variance: Any = None) -> Any:
+        """A copy with further rows at the same hyperparameters; this model does not change.
 
-    def _fit_arguments(self) -> FitArguments | None:
-        """X, y and the keyword arguments of a fit to the training rows, if these are stored."""
-        return None
+        Raises
+        ------
+        NotImplementedError
+            Without a ``partial_fit`` and stored training rows.
+        """
+        if not hasattr(self, "partial_fit"):
+            raise NotImplementedError(
+                f"{type(self).__name__} stores no training rows and has no partial_fit: fit it "
+                "again with the new rows."
+            )
+        other = copy(self)  # Fits replace arrays and never change them.
+        other._remember(self._remembered())
+        given = {} if noise_variance is None else {"noise_variance": noise_variance}
+        return other.partial_fit(X, y, **given)
 
     def _left_out(
         self, X: np.ndarray, y: np.ndarray, noise_variance: Any, rows: np.ndarray

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 import torch
+from sklearn.base import clone
 from sklearn.gaussian_process.kernels import Kernel
 from sklearn.utils.validation import check_is_fitted
 
@@ -24,7 +25,7 @@ from ._defaults import KNOWN_NOISE, table_kernel
 from ._edge import answers
 from ._exact import fit_exactly
 from ._exact_process import ExactProcess
-from ._fitted import FitArguments, LeftOut
+from ._fitted import LeftOut
 from ._model import check_categories
 from ._own_rows import own_rows, read_own_rows
 from ._prediction import GPPredictionBase, squeeze
@@ -272,13 +273,7 @@ class TableRegressorBase(GPPredictionBase):
 
     def _append(self, more: Table) -> int:
         """Append such rows to the table; returns the number of rows."""
-        table = self._table()
-        if table.counts is not None or more.counts is not None:
-            parts = zip(table.repeats(), more.repeats(), strict=True)
-            self._counts_train, self._within_train = (np.append(*part) for part in parts)
-        self.X_train_ = np.concatenate([table.X, more.X])
-        self.y_train_ = np.concatenate([table.y, more.y])
-        self._noise_train = np.concatenate([table.noise, more.noise])
+        self._keep_table(self._table().joined(more))
         return len(self.X_train_)
 
     def _compile_kernel(self, table: Table, run: FitRun) -> TorchKernel:
@@ -352,16 +347,25 @@ class TableRegressorBase(GPPredictionBase):
             self._within_train,
         )
 
-    def _fit_arguments(self) -> FitArguments | None:
-        if vars(self).get("X_train_") is None:
-            return None
-        table, given = self._table(), {}
-        if self._noise_given:
-            own = self._own_noise(len(table.y), table.y_std)
-            given["noise_variance"] = (table.noise - own) * np.square(np.atleast_1d(table.y_std)[0])
+    def _with_rows(self: T, X: np.ndarray, y: np.ndarray, noise_variance: Any = None) -> T:
+        """As in the base class; without ``partial_fit``, by a fit in the units of the kernel."""
+        if hasattr(self, "partial_fit"):
+            return super()._with_rows(X, y, noise_variance)
+        before, settings = self._table(), self.get_params(deep=False)
+        mean, std = before.y_mean, before.y_std
+        known = self._own_noise(len(X), std) + known_noise(noise_variance, len(X), std)
+        table, given = before.joined(Table(X, (y - mean) / std, mean, std, known)), {}
+        if np.ptp(table.noise) > 0:
+            given["noise_variance"] = table.noise
         if table.counts is not None:
             given["sample_weight"] = table.counts
-        return table.X, table.y * table.y_std + table.y_mean, given
+        # In the units of the kernel, neither the mean nor the scale is computed again.
+        alpha = 0.0 if "noise_variance" in given else table.noise[0]
+        fixed = {"kernel": self.kernel_, "optimizer": None, "normalize_y": False, "alpha": alpha}
+        other = clone(self).set_params(**fixed).fit(table.X, table.y, **given)
+        other._y_train_mean, other._y_train_std = mean, std
+        other._noise_given = self._noise_given or noise_variance is not None
+        return other.set_params(**settings)
 
     def _inputs(self, X: np.ndarray) -> torch.Tensor:
         if "ensure_2d" in self._accepted_rows(self.kernel_):

@@ -11,7 +11,6 @@ from botorch.models.model import Model
 from botorch.posteriors import GPyTorchPosterior
 from gpytorch.distributions import MultitaskMultivariateNormal, MultivariateNormal
 from linear_operator import to_linear_operator
-from sklearn.base import clone
 from sklearn.pipeline import Pipeline
 from torch import Tensor
 
@@ -152,42 +151,21 @@ class BoTorchModel(Model):
                 f"column for each target, got {tuple(Y.shape)}: add or remove entries."
             )
         rows, y = X.detach().cpu().double().numpy(), Y.detach().cpu().double().numpy()
-        y = y[:, 0] if y.shape[1] == 1 else y
-        told = {}
-        if noise is not None:
-            told["noise_variance"] = np.squeeze(noise.detach().cpu().double().numpy())
-        return BoTorchModel(_with_rows(self._regressor, rows, y, told))
+        known = None if noise is None else noise.detach().cpu().double().numpy()
+        if y.shape[1] == 1:
+            y, known = y[:, 0], None if known is None else np.broadcast_to(known, Y.shape)[:, 0]
+        return BoTorchModel(_with_rows(self._regressor, rows, y, known))
 
     def draw_functions(self, n_samples: int = 1, random_state: Any = 0) -> FunctionDraws:
         """Whole functions from the posterior, see `skscalablegp.draw_functions`."""
         return draw_functions(self._regressor, n_samples, random_state)
 
 
-def _with_rows(model: Any, X: np.ndarray, y: np.ndarray, told: dict[str, np.ndarray]) -> Any:
+def _with_rows(model: Any, X: np.ndarray, y: np.ndarray, noise: np.ndarray | None) -> Any:
     """A copy of a fitted regressor with further rows."""
     if isinstance(model, Pipeline):
-        last = _with_rows(model.steps[-1][1], model[:-1].transform(X), y, told)
+        last = _with_rows(model.steps[-1][1], model[:-1].transform(X), y, noise)
         other = copy(model)
         other.steps = [*model.steps[:-1], (model.steps[-1][0], last)]
         return other
-    process = fitted_process(model)
-    if hasattr(model, "partial_fit"):
-        return process.copied().partial_fit(X, y, **told)
-    arguments = process.fit_arguments()
-    if arguments is None:
-        raise NotImplementedError(
-            f"{type(model).__name__} stores no training rows and has no partial_fit: fit it again "
-            "with the new rows."
-        )
-    rows, targets, given = arguments
-    # Rows without known noise have none; each of the new rows counts once.
-    known = {"noise_variance": np.zeros, "sample_weight": np.ones}
-    for name in {*given, *told}:
-        before, more = given.get(name), told.get(name)
-        parts = (
-            known[name](len(part)) if values is None else np.broadcast_to(values, len(part))
-            for part, values in ((rows, before), (X, more))
-        )
-        told[name] = np.concatenate([*parts])
-    other = clone(model).set_params(kernel=model.kernel_, optimizer=None)
-    return other.fit(np.concatenate([rows, X]), np.concatenate([targets, y]), **told)
+    return fitted_process(model).with_rows(X, y, noise)

@@ -169,6 +169,21 @@ class Table:
             within=None if self.within is None else self.within[chosen],
         )
 
+    def joined(self, more: Table) -> Table:
+        """The table with further rows in the same units below its own."""
+        counts = within = None
+        if self.counts is not None or more.counts is not None:
+            parts = zip(self.repeats(), more.repeats(), strict=True)
+            counts, within = (np.append(*part) for part in parts)
+        return replace(
+            self,
+            X=np.concatenate([self.X, more.X]),
+            y=np.concatenate([self.y, more.y]),
+            noise=np.concatenate([self.noise, more.noise]),
+            counts=counts,
+            within=within,
+        )
+
     def repeats(self) -> tuple[np.ndarray, np.ndarray]:
         """`counts` and `within`, which are one and zero if every row stands for itself."""
         n = len(self.X)

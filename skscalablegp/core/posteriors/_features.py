@@ -41,6 +41,18 @@ class FeatureWeights:
         factor = torch.tensor(estimator.coef_precision_cholesky_, device=device)
         return cls(factor, torch.tensor(estimator.coef_, device=device))
 
+    def given(
+        self, phi: Float64[Tensor, "b m"], Y: Float64[Tensor, "b t"], noise: Float64[Tensor, " b"]
+    ) -> FeatureWeights:
+        """The posterior after further rows, of precision L L' + phi' D^-1 phi; O(m^3).
+
+        `noise` are the noise variances D of these rows.
+        """
+        P, scaled = self.factor @ self.factor.T, phi / noise[:, None]
+        factor = torch.linalg.cholesky(P + phi.T @ scaled)
+        mean = torch.cholesky_solve(P @ self.mean + scaled.T @ Y, factor)
+        return FeatureWeights(factor, mean, self.jitter)
+
 
 def inverse_root(factor: Float64[Tensor, "m m"]) -> Float64[Tensor, "m m"]:
     """R = L^-T, with R R' = (L L')^-1."""
