@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from copy import copy
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -351,10 +352,8 @@ class TableRegressorBase(GPPredictionBase):
         """As in the base class; without ``partial_fit``, by a fit in the units of the kernel."""
         if hasattr(self, "partial_fit"):
             return super()._with_rows(X, y, noise_variance)
-        before, settings = self._table(), self.get_params(deep=False)
-        mean, std = before.y_mean, before.y_std
-        known = self._own_noise(len(X), std) + known_noise(noise_variance, len(X), std)
-        table, given = before.joined(Table(X, (y - mean) / std, mean, std, known)), {}
+        other, settings = self._grown(X, y, noise_variance), self.get_params(deep=False)
+        table, given = other._table(), {}
         if np.ptp(table.noise) > 0:
             given["noise_variance"] = table.noise
         if table.counts is not None:
@@ -362,10 +361,19 @@ class TableRegressorBase(GPPredictionBase):
         # In the units of the kernel, neither the mean nor the scale is computed again.
         alpha = 0.0 if "noise_variance" in given else table.noise[0]
         fixed = {"kernel": self.kernel_, "optimizer": None, "normalize_y": False, "alpha": alpha}
-        other = clone(self).set_params(**fixed).fit(table.X, table.y, **given)
-        other._y_train_mean, other._y_train_std = mean, std
-        other._noise_given = self._noise_given or noise_variance is not None
-        return other.set_params(**settings)
+        fit = clone(self).set_params(**fixed).fit(table.X, table.y, **given)
+        fit._y_train_mean, fit._y_train_std = table.y_mean, table.y_std
+        fit._noise_given = other._noise_given
+        return fit.set_params(**settings)
+
+    def _grown(self: T, X: np.ndarray, y: np.ndarray, noise_variance: Any) -> T:
+        """A copy whose table has further rows, which predictions do not know yet."""
+        other, mean, std = copy(self), self._y_train_mean, self._y_train_std
+        known = self._own_noise(len(X), std) + known_noise(noise_variance, len(X), std)
+        other.n_samples_seen_ += len(X)
+        other._noise_given |= noise_variance is not None
+        other._append(Table(X, (y - mean) / std, mean, std, known))
+        return other
 
     def _inputs(self, X: np.ndarray) -> torch.Tensor:
         if "ensure_2d" in self._accepted_rows(self.kernel_):

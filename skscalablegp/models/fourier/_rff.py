@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
 from sklearn.gaussian_process.kernels import Kernel
 
@@ -281,6 +282,15 @@ class RFFRegressor(GPRegressorBase):
 
     def _training_only(self) -> tuple[str, ...]:
         return (*super()._training_only(), *self._ROWS)
+
+    def _with_rows(self, X: np.ndarray, y: np.ndarray, noise_variance: Any = None) -> Any:
+        """As in the base class, with the same features."""
+        if self._exact is not None:
+            return super()._with_rows(X, y, noise_variance)
+        other = self._grown(X, y, noise_variance)
+        problem = other._trained_problem()
+        other._finish(problem, to_torch(self._features), problem.kernel.theta0, False)
+        return other
 
     def _build_posterior(self) -> Posterior:
         kernel, features = self._trained_kernel(), to_torch(self._features)
