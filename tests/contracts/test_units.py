@@ -1,0 +1,110 @@
+"""Models made from fitted models keep their units: dense algebra for targets of 1,000 +- 50."""
+
+import numpy as np
+import pytest
+from sklearn.base import clone
+from sklearn.gaussian_process.kernels import RBF, ConstantKernel, Matern, WhiteKernel
+
+import skscalablegp as sk
+from skscalablegp.core import fitted_process
+
+RNG = np.random.default_rng(0)
+N, MORE = 80, 5
+CENTRE, UNIT = np.array([1000.0, -3000.0]), np.array([50.0, 0.2])
+X = RNG.uniform(size=(N + MORE, 2))
+Y = np.column_stack([np.sin(6 * X[:, 0]) + X[:, 1], X[:, 0] - X[:, 1] ** 2])
+Y = CENTRE + UNIT * (Y + 0.1 * RNG.standard_normal(Y.shape))
+# Some of them are beside the further rows.
+NEW = np.vstack([RNG.uniform(size=(20, 2)), X[N:] + 0.01])
+
+METHOD = {"small_table": "method"}
+RAW = ConstantKernel(2500.0) * Matern([0.5, 0.7], nu=1.5) + WhiteKernel(25.0)
+NORMAL = ConstantKernel(1.0) * RBF([0.5, 0.7]) + WhiteKernel(0.01)
+SOLVES = {"posterior": "neighbors", "solver": "cg", "solver_tol": 1e-10, "dtype": "float64"}
+DEEP = {"feature_extractor": (8,), "n_components": 20, "max_epochs": 2, **METHOD}
+MODELS = {
+    "iterative": sk.IterativeGPRegressor(),
+    "iterative-raw-kernel": sk.IterativeGPRegressor(RAW, optimizer=None),
+    "iterative-normal-kernel": sk.IterativeGPRegressor(NORMAL, normalize_y=True, optimizer=None),
+    "iterative-alpha": sk.IterativeGPRegressor(alpha=4.0),
+    "iterative-alpha-normal": sk.IterativeGPRegressor(alpha=0.01, normalize_y=True),
+    "iterative-solves": sk.IterativeGPRegressor(subset_size=40, **SOLVES),
+    "truncated": sk.RRCGRegressor(),
+    "features": sk.RFFRegressor(),
+    "features-method": sk.RFFRegressor(n_components=40, **METHOD),
+    "series": sk.SSRFFRegressor(),
+    "collapsed": sk.SGPRRegressor(),
+    "experts": sk.PoERegressor(),
+    "neighbours": sk.NNGPRegressor(),
+    "neighbours-alpha": sk.NNGPRegressor(alpha=4.0),
+    "neighbours-method": sk.NNGPRegressor(
+        n_neighbors=N + MORE - 1, calibrate=False, local_scale=False, **METHOD
+    ),
+    "grid": sk.KISSGPRegressor(),
+    "grid-alpha": sk.KISSGPRegressor(alpha=4.0),
+    "grid-method": sk.KISSGPRegressor(**METHOD),
+    "inducing": sk.SVGPRegressor(),
+    "sampled": sk.QSGPRegressor(),
+    "deep-composite": sk.SCGDDKLRegressor(),
+    "deep-minimax": sk.MinimaxDKLRegressor(),
+    "deep-biased": sk.BSGDDKLRegressor(),
+    "deep-network": sk.SCGDDKLRegressor(**DEEP),
+}
+# Interpolation, and functions that have seen the first rows alone.
+TOLERANCE = {"grid-method": 1e-2, "inducing": 2e-2, "sampled": 2e-2, "neighbours-method": 1e-3}
+
+
+def covariances(model, name):
+    """k(A, B) without noise and the white noise, in the units of normalised targets."""
+    if name in ("features-method", "deep-network"):
+        process = fitted_process(model)
+        phi = lambda A: process.posterior._phi(process.inputs(A)).numpy()  # noqa: E731
+        noise = float(process.posterior.noise(process.inputs(X[:1])))
+        return lambda A, B: phi(A) @ phi(B).T, noise
+    if name.startswith("deep"):
+        units = model.extract_features
+        return lambda A, B: model.kernel_(units(A), units(B)), model.noise_variance_
+    kernel = model.kernel_
+    units = getattr(model, "_scaling", None) if name == "sampled" else None
+    scaled = (lambda A: A) if units is None else lambda A: (A - units.x_mean) / units.x_scale
+    return lambda A, B: kernel.k1(scaled(A), scaled(B)), kernel.k2.noise_level
+
+
+def dense(model, name, targets, noise, mean, std):
+    """Means and deviations of observations at NEW, with noise of the rows in units of y."""
+    k, white = covariances(model, name)
+    K, cross = k(X, X) + np.diag(white + noise / std[0] ** 2), k(NEW, X)
+    mean = mean + std * (cross @ np.linalg.solve(K, (targets - mean) / std))
+    latent = np.diag(k(NEW, NEW)) - (cross * np.linalg.solve(K, cross.T).T).sum(1)
+    return mean, std * np.sqrt(latent + white)[:, None]
+
+
+@pytest.mark.parametrize(("t", "noisy"), [(1, False), (2, True)], ids=["one", "two-with-noise"])
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.filterwarnings("ignore:IterativeGPRegressor. The mean of y")
+def test_further_rows_at_the_same_hyperparameters(name, t, noisy):
+    """A conditioned model has the first rows' units, and the kernel of the fit to them."""
+    targets = Y[:, :t]
+    start = clone(MODELS[name]).set_params(random_state=0)
+    start.fit(X[:N], targets[:N, 0] if t == 1 else targets[:N])
+    before, settings = start.predict(NEW, return_std=True), start.get_params()
+    std = np.atleast_1d(start._y_train_std)
+    known, own = None, np.zeros(N + MORE)
+    if noisy:
+        own[N:] = RNG.uniform(0.01, 0.3, size=MORE) * std[0] ** 2
+        known = own[N:, None] / std[0] ** 2 * std**2
+        known = known[:, 0] if t == 1 else known
+    if "alpha" in name:
+        # In units of y, unless normalised targets were asked for.
+        own += 4.0 if settings["normalize_y"] == "auto" else 0.01 * std[0] ** 2
+    more = fitted_process(start).with_rows(X[N:], targets[N:, 0] if t == 1 else targets[N:], known)
+    centre = 0.0 if "raw" in name else targets[:N].mean(0)
+    right = dense(more, name, targets, own, centre, std)
+    known = 0.0 if noisy else None
+    found = more.predict(NEW, return_std=True, noise_variance=known)
+    tol = TOLERANCE.get(name, 1e-4)
+    np.testing.assert_allclose(found[0].reshape(-1, t) / std, right[0] / std, atol=tol, rtol=0)
+    np.testing.assert_allclose(found[1].reshape(-1, t), right[1], rtol=tol)
+    # The first model has not changed.
+    assert str(more.kernel_) == str(start.kernel_) and str(more.get_params()) == str(settings)
+    np.testing.assert_array_equal(start.predict(NEW, return_std=True), before)
