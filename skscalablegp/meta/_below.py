@@ -14,12 +14,16 @@ from threadpoolctl import threadpool_limits
 
 from .._devices import has_float64, resolve_device
 from .._validation import check_noise_variance, validated
-from ..core import SMALL_TABLE, FitRun, GPModel, GPPredictionBase, reporting_only
+from ..core import SMALL_TABLE, FitRun, GPModel, GPPredictionBase, is_auto, reporting_only
 from ..core.training import Budget
 from ..kernels import with_column_numbers
+from ..models.iterative import IterativeGPRegressor
 
 # Settings of an inner regressor that are replaced during its fit, and restored after it.
 _OF_THE_FIT = ("callbacks", "max_seconds", "verbose")
+# Settings that the exact process takes over from a method which it replaces.
+_OF_THE_PROCESS = ("alpha", "normalize_y", "random_state", "memory_budget", "device", "dtype")
+_OF_THE_PROCESS += _OF_THE_FIT
 # The weight of a row is the inverse of its noise variance plus this share of the mean variance.
 _EVEN = 0.1
 # Fitted attributes of the inner regressor that the outer estimator shows as its own.
@@ -99,11 +103,10 @@ def device_or_cpu_for(inner: GPModel, device: str) -> str:
     return "cpu" if refused else device
 
 
-def with_kernel(fresh: Any, fitted: Any, **own: Any) -> Any:
+def with_kernel(fresh: Any, fitted: Any) -> Any:
     """The estimator with the trained kernel of a fit, where it has one, and without training.
 
-    The same holds for the regressor inside a pipeline or another estimator. `own` are further
-    settings for this, where the estimator leaves them open.
+    The same holds for the regressor inside a pipeline or another estimator.
     """
     settings = fresh.get_params(deep=False)
     if "steps" in settings:
@@ -116,13 +119,21 @@ def with_kernel(fresh: Any, fitted: Any, **own: Any) -> Any:
     kernel = getattr(fitted, "kernel_", None)
     if kernel is None or "optimizer" not in settings:
         return fresh
+    process = getattr(fitted, "_exact", None)
+    if process is not None and process.kernel != kernel:
+        return fresh  # It is a kernel of standardised rows, without their noise.
+    if process is not None and len(process.table.X) <= SMALL_TABLE:
+        # Some methods cannot use the kernel of the exact process that has taken their place.
+        common = {name: settings[name] for name in _OF_THE_PROCESS if name in settings}
+        fresh = IterativeGPRegressor(**common)
     fixed = clone(fresh).set_params(kernel=kernel, optimizer=None)
-    auto = {name for name, value in settings.items() if isinstance(value, str) and value == "auto"}
-    fixed.set_params(**{name: value for name, value in own.items() if name in auto})
-    if "normalize_y" in auto:
-        # The fitted kernel has the units of the targets that it was fitted to.
+    if is_auto(settings.get("normalize_y")):
+        # The fitted kernel has the units of the targets that it was fitted to, and then `alpha`.
         chosen = fitted.fit_report_.choices.get("normalize_y")
         fixed.set_params(normalize_y=chosen is None or chosen.value)
+        if "alpha" in settings:
+            alpha = np.asarray(fitted.alpha, float) / fitted._own_unit(fitted._y_train_std)
+            fixed.set_params(alpha=alpha[()])
     return fixed
 
 

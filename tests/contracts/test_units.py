@@ -7,6 +7,7 @@ from sklearn.gaussian_process.kernels import RBF, ConstantKernel, Matern, WhiteK
 
 import skscalablegp as sk
 from skscalablegp.core import fitted_process
+from skscalablegp.meta._below import with_kernel
 
 RNG = np.random.default_rng(0)
 N, MORE = 80, 5
@@ -73,7 +74,8 @@ def covariances(model, name):
 def dense(model, name, targets, noise, mean, std):
     """Means and deviations of observations at NEW, with noise of the rows in units of y."""
     k, white = covariances(model, name)
-    K, cross = k(X, X) + np.diag(white + noise / std[0] ** 2), k(NEW, X)
+    rows = X[: len(targets)]
+    K, cross = k(rows, rows) + np.diag(white + noise / std[0] ** 2), k(NEW, rows)
     mean = mean + std * (cross @ np.linalg.solve(K, (targets - mean) / std))
     latent = np.diag(k(NEW, NEW)) - (cross * np.linalg.solve(K, cross.T).T).sum(1)
     return mean, std * np.sqrt(latent + white)[:, None]
@@ -108,3 +110,26 @@ def test_further_rows_at_the_same_hyperparameters(name, t, noisy):
     # The first model has not changed.
     assert str(more.kernel_) == str(start.kernel_) and str(more.get_params()) == str(settings)
     np.testing.assert_array_equal(start.predict(NEW, return_std=True), before)
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.filterwarnings("ignore:IterativeGPRegressor. The mean of y")
+def test_fits_of_folds_with_the_kernel_of_all_rows(name):
+    """Meta-estimators fit parts of a table with a trained kernel, which has units of its own."""
+    fresh, targets = clone(MODELS[name]).set_params(random_state=0), Y[:, 0]
+    fixed = with_kernel(fresh, clone(fresh).fit(X, targets))
+    assert name.startswith("deep") or fixed.optimizer is None
+    part, raw = targets[:N], "raw" in name
+    fixed.fit(X[:N], part)
+    own = np.zeros(N)
+    if "alpha" in name:
+        # An alpha in units of y is that of normalised targets of all rows.
+        own += 4.0 * part.var() / targets.var() if fresh.normalize_y == "auto" else 0.01 * part.var()
+    if name.startswith("deep"):  # They are trained anew.
+        assert str(fixed) == str(fresh)
+        return
+    centre, std = (0.0, np.ones(1)) if raw else (part.mean(), part.std(keepdims=True))
+    right = dense(fixed, name, part[:, None], own, centre, std)
+    found, tol = fixed.predict(NEW, return_std=True), TOLERANCE.get(name, 1e-4)
+    np.testing.assert_allclose(found[0] / std, right[0][:, 0] / std, atol=tol, rtol=0)
+    np.testing.assert_allclose(found[1], right[1][:, 0], rtol=tol)
