@@ -116,12 +116,13 @@ def with_kernel(fresh: Any, fitted: Any) -> Any:
         below = with_kernel(settings["estimator"] or clone(fitted.estimator_), fitted.estimator_)
         fixed = clone(fresh).set_params(estimator=below)
         return fixed.set_params(weight=fitted.weight_) if "weight" in settings else fixed
-    kernel = getattr(fitted, "kernel_", None)
+    kernel, process = getattr(fitted, "kernel_", None), getattr(fitted, "_exact", None)
     if kernel is None or "optimizer" not in settings:
         return fresh
-    process = getattr(fitted, "_exact", None)
-    if process is not None and process.kernel != kernel:
-        return fresh  # It is a kernel of standardised rows, without their noise.
+    # A network would be untrained, and standardised rows have units of their own.
+    of_rows = process is None or process.kernel == kernel
+    if isinstance(fitted, GPModel) and not (of_rows and fitted._kernel_sees_rows()):
+        return fresh
     if process is not None and len(process.table.X) <= SMALL_TABLE:
         # Some methods cannot use the kernel of the exact process that has taken their place.
         common = {name: settings[name] for name in _OF_THE_PROCESS if name in settings}

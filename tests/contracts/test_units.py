@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from sklearn.base import clone
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel, Matern, WhiteKernel
+from sklearn.linear_model import LinearRegression
 
 import skscalablegp as sk
 from skscalablegp.core import fitted_process
@@ -124,7 +125,9 @@ def test_fits_of_folds_with_the_kernel_of_all_rows(name):
     own = np.zeros(N)
     if "alpha" in name:
         # An alpha in units of y is that of normalised targets of all rows.
-        own += 4.0 * part.var() / targets.var() if fresh.normalize_y == "auto" else 0.01 * part.var()
+        own += (
+            4.0 * part.var() / targets.var() if fresh.normalize_y == "auto" else 0.01 * part.var()
+        )
     if name.startswith("deep"):  # They are trained anew.
         assert str(fixed) == str(fresh)
         return
@@ -133,3 +136,34 @@ def test_fits_of_folds_with_the_kernel_of_all_rows(name):
     found, tol = fixed.predict(NEW, return_std=True), TOLERANCE.get(name, 1e-4)
     np.testing.assert_allclose(found[0] / std, right[0][:, 0] / std, atol=tol, rtol=0)
     np.testing.assert_allclose(found[1], right[1][:, 0], rtol=tol)
+
+
+FULL = {"variance_rank": None, "random_state": 0}
+OVER = {
+    "low-rank": sk.LOVEPredictor(sk.IterativeGPRegressor(), **FULL),
+    "low-rank-grid": sk.LOVEPredictor(sk.KISSGPRegressor(**METHOD), **FULL),
+    "low-rank-features": sk.LOVEPredictor(sk.RFFRegressor(), **FULL),
+    "mean-function": sk.MeanFunctionRegressor(sk.IterativeGPRegressor(), LinearRegression()),
+    **{
+        f"noise-{name}": sk.HeteroscedasticRegressor(MODELS[name], n_refits=0, random_state=0)
+        for name in ("iterative", "iterative-alpha", "neighbours", "grid", "grid-method")
+    },
+}
+
+
+@pytest.mark.parametrize("name", OVER)
+def test_estimators_over_others(name):
+    """Means, and deviations where nothing is learned from errors."""
+    model, targets = clone(OVER[name]).set_params(random_state=0).fit(X, Y[:, 0]), Y[:, :1]
+    inner, shift = model.estimator_, np.zeros(len(NEW))
+    if name == "mean-function":
+        # The process has been fitted to the errors of other rows' lines.
+        line = LinearRegression().fit(X, Y[:, 0])
+        shift, targets = line.predict(NEW), targets - model._cross_fitted[:, None]
+    own = np.full(N + MORE, 4.0 if "alpha" in name else 0.0)
+    std = targets.std(keepdims=True)[0]
+    mean, deviations = dense(inner, name, targets, own, targets.mean(), std)
+    tol = 1e-2 if "grid" in name else 1e-4
+    np.testing.assert_allclose(model.predict(NEW) / 50, (mean[:, 0] + shift) / 50, atol=tol, rtol=0)
+    if not name.startswith("noise"):
+        np.testing.assert_allclose(model.predict_std(NEW), deviations[:, 0], rtol=tol)

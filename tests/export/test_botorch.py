@@ -11,8 +11,19 @@ from botorch.models import ModelList
 from botorch.optim import optimize_acqf
 from botorch.sampling import SobolQMCNormalSampler
 from botorch.test_functions import Hartmann
-from export.exported import KERNELS, MODELS, NEW, OVER, UNITS, X, Y, exact, fitted, marked_slow
-from sklearn.base import clone
+from export.exported import (
+    KERNELS,
+    MODELS,
+    NEW,
+    OVER,
+    SMOOTH,
+    UNITS,
+    X,
+    Y,
+    exact,
+    fitted,
+    marked_slow,
+)
 from sklearn.gaussian_process.kernels import Matern, WhiteKernel
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
@@ -121,31 +132,41 @@ def test_observation_noise_as_a_tensor():
     torch.testing.assert_close(noisy.variance, plain.variance + 7)
 
 
-@pytest.mark.parametrize("name", ["exact", "neighbours", "additive-grid", "collapsed", "pipeline"])
-def test_conditioning_is_a_fit_to_all_rows(name):
-    model = clone(MODELS[name]) if name in MODELS else None
+@pytest.mark.parametrize("many", [1, 5])
+@pytest.mark.parametrize("t", [1, 2])
+@pytest.mark.parametrize("name", ["default", "normalised", "grid", "features", "pipeline"])
+def test_conditioning_against_dense_algebra(name, t, many):
+    """At the hyperparameters and in the units of the first rows, with and without known noise."""
+    targets = np.column_stack([1000 + 50 * Y / Y.std(), -3000 + 0.01 * X[:, 1]])[:, :t]
+    first, more, new = slice(70), slice(70, 70 + many), ROWS.reshape(-1, 3)
+    model = {
+        "normalised": exact(SMOOTH, normalize_y=True),
+        "grid": sk.KISSGPRegressor(random_state=0),
+        "features": sk.RFFRegressor(random_state=0),
+        "pipeline": make_pipeline(StandardScaler(), sk.IterativeGPRegressor(random_state=0)),
+    }.get(name, sk.IterativeGPRegressor(random_state=0))
+    model.fit(X[first], targets[first, 0] if t == 1 else targets[first])
+    scaled, process = (lambda A: A), model
     if name == "pipeline":
-        scaled = StandardScaler().fit(X)
-        model = make_pipeline(scaled, exact(1.5 * Matern(1.0, nu=1.5) + WhiteKernel(0.1)))
-    if name == "neighbours":
-        model.set_params(calibrate=False, local_scale=False)
-    start = model.fit(X[:70], Y[:70])
-    before = sk.as_botorch(start)
-    rows = ROWS[:, :, :1] if name == "additive-grid" else ROWS
-    first = before.posterior(rows).mean.clone()
-    after = before.condition_on_observations(torch.tensor(X[70:]), torch.tensor(Y[70:])[:, None])
-    torch.testing.assert_close(before.posterior(rows).mean, first)
-    found = after.posterior(rows).mean.ravel().numpy()
-    assert abs(found - before.posterior(rows).mean.ravel().numpy()).max() > 1e-3 * Y.std()
-    if name in ("neighbours", "additive-grid"):
-        right = start.partial_fit(X[70:], Y[70:]).predict(rows.reshape(-1, 3).numpy())
-    elif name == "pipeline":
-        right = start[-1].fit(scaled.transform(X), Y).predict(scaled.transform(rows.reshape(-1, 3)))
-    else:
-        kernel = start.kernel_
-        right = clone(MODELS[name]).set_params(kernel=kernel).fit(X, Y)
-        right = right.predict(rows.reshape(-1, 3).numpy())
-    np.testing.assert_allclose(found, right, atol=1e-8 * Y.std())
+        scaled, process = model[0].transform, model[-1]
+    before, kernel = sk.as_botorch(model), process.kernel_
+    mean, std = targets[first].mean(0), targets[first].std(0)
+    kept = before.posterior(ROWS[:, :, :1]).mean.clone()
+    rows, Y_new = torch.tensor(X[more]), torch.tensor(targets[more])
+    for noise in (None, torch.tensor(np.linspace(0.1, 0.4, many)[:, None] * std**2)):
+        after = before.condition_on_observations(rows, Y_new, noise)
+        own = np.zeros(70 + many)
+        own[more] = 0.0 if noise is None else noise[:, 0].numpy() / std[0] ** 2
+        A, B = scaled(X[: 70 + many]), scaled(new.numpy())
+        H, cross = kernel(A) + np.diag(own), kernel(B, A)
+        right = mean + cross @ np.linalg.solve(H, targets[: 70 + many] - mean)
+        variance = kernel.diag(B) - (cross * np.linalg.solve(H, cross.T).T).sum(1)
+        found = after.posterior(new[:, None], observation_noise=True)
+        np.testing.assert_allclose((found.mean[:, 0].numpy() - right) / std, 0, atol=1e-5)
+        np.testing.assert_allclose(
+            found.variance[:, 0].numpy(), variance[:, None] * std**2, rtol=1e-5, atol=1e-8
+        )
+    torch.testing.assert_close(before.posterior(ROWS[:, :, :1]).mean, kept)
 
 
 def test_what_cannot_be_conditioned():

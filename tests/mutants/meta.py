@@ -6,6 +6,7 @@ NOISE = "meta/_heteroscedastic.py"
 TESTS = "tests/meta/test_validated.py"
 TIME = "tests/meta/test_time.py"
 FEATURES = "tests/meta/test_heteroscedastic.py -k means_are_those_of_folds"
+UNITS = "tests/contracts/test_units.py"
 
 MUTANTS = [
     (
@@ -118,5 +119,79 @@ MUTANTS = [
         "best = max(fits, key=lambda fit: fit.density)",
         "best = max(fits, key=lambda fit: fit.density)._replace(weight=1.0)",
         f"{TESTS} -k a_mean_function",
+    ),
+    (
+        "further rows change the units of the kernel",
+        "core/_regressor.py",
+        '"normalize_y": False, "alpha": alpha}',
+        '"normalize_y": True, "alpha": alpha}',
+        f"{UNITS} -k further_rows",
+        True,
+    ),
+    (
+        "the model with further rows forgets the scale of its targets",
+        "core/_regressor.py",
+        "fit._y_train_mean, fit._y_train_std = table.y_mean, table.y_std",
+        "fit._y_train_mean = table.y_mean",
+        f"{UNITS} -k further_rows",
+        True,
+    ),
+    (
+        "the model with further rows forgets alpha",
+        "core/_regressor.py",
+        'alpha = 0.0 if "noise_variance" in given else table.noise[0]',
+        "alpha = 0.0",
+        f"{UNITS} -k further_rows",
+        True,
+    ),
+    (
+        "known noise of further rows has the units of y",
+        "core/_regressor.py",
+        "known = self._own_noise(len(X), std) + known_noise(noise_variance, len(X), std)\n"
+        "        other.n",
+        "known = self._own_noise(len(X), std) + known_noise(noise_variance, len(X), std / std)\n"
+        "        other.n",
+        f"{UNITS} -k further_rows",
+        True,
+    ),
+    (
+        "weights given further rows forget the earlier ones",
+        "core/posteriors/_features.py",
+        "P @ self.mean + scaled.T @ Y",
+        "scaled.T @ Y",
+        f"{UNITS} -k further_rows",
+        True,
+    ),
+    (
+        "deep kernels of few rows are trained anew when rows are added",
+        "models/deep/_base.py",
+        "joined = ExactProcess(self._exact.table.joined(more), self._exact.kernel)",
+        "joined = self._exact",
+        f"{UNITS} -k further_rows",
+        True,
+    ),
+    (
+        "alpha changes its units where a kernel is kept",
+        "meta/_below.py",
+        "alpha = np.asarray(fitted.alpha, float) / fitted._own_unit(fitted._y_train_std)",
+        "alpha = np.asarray(fitted.alpha, float)",
+        f"{UNITS} -k folds",
+        True,
+    ),
+    (
+        "a grid takes the kernel of the exact process in its place",
+        "meta/_below.py",
+        "if process is not None and len(process.table.X) <= SMALL_TABLE:",
+        "if False:",
+        f"{UNITS} -k 'folds or over_others'",
+        True,
+    ),
+    (
+        "folds keep the kernel of a network that they do not have",
+        "meta/_below.py",
+        "if isinstance(fitted, GPModel) and not (of_rows and fitted._kernel_sees_rows()):",
+        "if isinstance(fitted, GPModel) and not of_rows:",
+        f"{UNITS} -k folds",
+        True,
     ),
 ]
