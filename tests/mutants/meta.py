@@ -163,8 +163,8 @@ MUTANTS = [
         True,
     ),
     (
-        "deep kernels of few rows are trained anew when rows are added",
-        "models/deep/_base.py",
+        "deep kernels of few rows do not see the rows that are added",
+        "models/deep/_further_rows.py",
         "joined = ExactProcess(self._exact.table.joined(more), self._exact.kernel)",
         "joined = self._exact",
         f"{UNITS} -k further_rows",

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Callable, Iterator
-from copy import copy
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -21,7 +20,6 @@ from ...core import (
     NOISE_SHARE,
     ExactProcess,
     FitRun,
-    MinibatchGPRegressorBase,
     OwnRows,
     SharedSource,
     StageSettings,
@@ -54,6 +52,7 @@ from ...kernels import NoSpectralDensity, compile_kernel
 from ...linalg.gradients import ExactEvaluation
 from ._batch import BatchGradient
 from ._features import DeepFeatures, make_deep_features
+from ._further_rows import FurtherRows
 from ._noise import LARGEST_NOISE, with_white_noise
 from ._plan import MOST_SCORES, DeepPlan, is_default
 from ._plan import plan as make_plan
@@ -77,7 +76,7 @@ _LINEAR = ConstantKernel(1.0, (1e-6, 1e6)) * DotProduct(1.0, (1e-3, 1e3))
 _OF_FEATURES = ("kernel", "feature_extractor", "activation", "n_components", "min_noise")
 
 
-class DeepKernelRegressorBase(MinibatchGPRegressorBase):
+class DeepKernelRegressorBase(FurtherRows):
     """A feature map, a gradient rule that subclasses choose, and a final exact pass."""
 
     _sums_rows = True
@@ -288,37 +287,6 @@ class DeepKernelRegressorBase(MinibatchGPRegressorBase):
         evaluation = super()._keep_exactly(process)
         self.kernel_, self.noise_variance_ = process.kernel.k1, process.kernel.k2.noise_level
         return evaluation
-
-    def _joined(self, X: np.ndarray, Y: np.ndarray, noise_variance: Any) -> tuple:
-        """The rows of a fit without a network and further rows, in their own units."""
-        rows, targets, noise = self._kept
-        if noise_variance is not None or noise.any():
-            given = np.broadcast_to(0.0 if noise_variance is None else noise_variance, len(X))
-            noise_variance = np.append(noise * self._scaling.y_scale[0] ** 2, given)
-        return np.concatenate([rows, X]), np.concatenate([targets, Y]), noise_variance
-
-    def _with_rows(self, X: np.ndarray, y: np.ndarray, noise_variance: Any = None) -> Any:
-        """As in the base class: no feature and no unit changes, as ``partial_fit`` would."""
-        other, scaling = copy(self), self._scaling
-        known = other._known_noise(noise_variance, len(X), scaling, Gaussian(), reset=False)
-        targets = (y.reshape(len(X), -1) - scaling.y_mean) / scaling.y_scale
-        rows, posterior = self._inputs(X), self._posterior()
-        other.n_samples_seen_ += len(X)
-        if self._exact is not None:
-            more = Table(rows.cpu().numpy(), targets, scaling.y_mean, scaling.y_scale, known)
-            joined = ExactProcess(self._exact.table.joined(more), self._exact.kernel)
-            other._kept = tuple(
-                map(np.append, self._kept, (X, y.reshape(len(X), -1), known), (0, 0, 0))
-            )
-            other._keep_exactly(joined)
-            return other
-        noise = posterior.noise(rows) + torch.as_tensor(known, device=rows.device)
-        phi, Y = posterior._phi(rows), torch.as_tensor(targets, device=rows.device)
-        weights = FeatureWeights.of(self, rows.device).given(phi, Y, noise)
-        other.coef_ = weights.mean.cpu().numpy()
-        other.coef_precision_cholesky_ = weights.factor.cpu().numpy()
-        other._remember(None)
-        return other
 
     # ------------------------------------------------------------------ parts of a fit
 
