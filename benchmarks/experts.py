@@ -34,7 +34,7 @@ def main(argv=None):
 
     for dataset in args.datasets:
         X, X_test, y, y_test = load(dataset, args.split, args.n_train, args.seed)
-        shared = dict(expert_size=args.expert_size, random_state=args.seed)
+        shared = dict(expert_size=args.expert_size, normalize_y=True, random_state=args.seed)
         kernel = PoERegressor(**shared, max_iter=args.max_iter).fit(X, y).kernel_
         for combination, nearest in product(args.rules or COMBINATIONS, args.nearest):
             for partition in ("random", "kmeans") if nearest == 0 else ("kmeans",):
