@@ -159,7 +159,7 @@ def divided(
     n, seed = len(X), int(run.random_state.randint(2**31 - 1))
     pairs = _pairs(X, y, None, seed, classes, fraction)
     held = np.sort(np.concatenate([new for _, new in pairs]))
-    groups = _copies(X, y, classes)
+    groups = copies(X, y, classes)
     scored = occur_once(groups, held)
     few = scored.sum() < FEWEST_UNIQUE or scored.mean() < _MOSTLY
     if few and groups.max() >= FOLDS:
@@ -236,7 +236,7 @@ def _pairs(
     return [(np.sort(a), np.sort(b)) for a, b in parts.split(X, y, groups)]
 
 
-def _copies(X: np.ndarray, y: np.ndarray, classes: bool) -> np.ndarray:
+def copies(X: np.ndarray, y: np.ndarray, classes: bool = False) -> np.ndarray:
     """The numbers of rows, equal for copies.
 
     Rows with equal entries of X and different targets show the noise, as new rows with these

@@ -9,15 +9,22 @@ import numpy as np
 
 from .._compat import fit_context
 from ..core import FitRun, GPPredictionBase
+from ..core.data import numbered
+from ..core.training import Budget
 from ..models.experts import PoERegressor
 from ._below import mean_square, told_noise
-from ._noise import FEWEST_ROWS, best_noise, level
+from ._division import copies
+from ._noise import FEWEST_ROWS, NoiseModel, best_noise, level, supported
 from ._noisy import NoisyRegressorBase
+from ._pool import occur_once
 from ._scaled import Scaled, noise_features
 from ._unseen import Trial, Unseen, conclude
 
 # Largest number of closed-form leave-one-out rows; each costs more than a prediction.
 _LEFT_OUT = 10_000
+# A row is known from the errors of so few copies, which are predicted with its target: the noise
+# model predicts it without them. Of more copies each one tells little of another.
+_FEW_COPIES = 5
 # Parameters that have no effect without held-out rows.
 _OF_NOISE = ("residuals", "validation_fraction", "noise_estimator", "tails")
 
@@ -144,6 +151,12 @@ class HeteroscedasticRegressor(NoisyRegressorBase):
     The mean among the features of the noise model comes from fits that have not seen the row's
     fold, at the same hyperparameters, even where the errors are those of a closed form. A mean that
     leaves out one row alone can reveal the target of this row.
+
+    In a table with repeated rows, copies are held out like any other row. Copies with equal targets
+    have small errors, which say little about the next copy. The noise model therefore takes such
+    errors to be at least as large as all are on average, and predicts copies without one another.
+    It never reduces a variance further than the number of held-out rows with so small a variance
+    supports: with k of them, to the mean squared error of all rows over 2 k.
 
     The factor multiplies the whole standard deviation, including that of the latent function,
     because the function is known better where the noise is small. Regressors outside this package
@@ -304,11 +317,11 @@ class HeteroscedasticRegressor(NoisyRegressorBase):
             share = run.budget.share("noise")
             with run.stage("noise"), share.may_end():
                 if not run.stopped and share.left != 0:
-                    features = noise_features(X[rows], mean, variance)[use]
-                    given = self.noise_estimator
-                    model, logs = best_noise(
-                        features, squares[use], given, run.random_state, share.check
+                    squares, rows = squares[use], rows[use]
+                    features = noise_features(
+                        X[rows], None if mean is None else mean[use], variance[use]
                     )
+                    model, logs = self._best_noise(features, squares, unseen, rows, share)
                     total, errors, late = total[use], errors[use], []
         elif self.noise_estimator is not None:
             few = f"{len(rows)} rows are too few to learn more than a constant"
@@ -317,6 +330,23 @@ class HeteroscedasticRegressor(NoisyRegressorBase):
             run.ignores("noise_estimator", "there was no time for a noise model")
         tails = self._best_tails(errors / np.sqrt(total * np.exp(logs)), run, self.tails)
         return replace(scaled, noise=model, tails=tails, sees_mean=sees_mean), late
+
+    def _best_noise(
+        self, F: np.ndarray, squares: np.ndarray, unseen: Unseen, rows: np.ndarray, share: Budget
+    ) -> tuple[NoiseModel, np.ndarray]:
+        """The noise model of errors at some rows, among them copies of others.
+
+        A row whose target equals that of a copy does not show that errors are small: such squares
+        are raised to their mean for the fit, and are themselves again for its evaluation.
+        """
+        numbers, random_state = numbered(unseen.X), unseen.run.random_state
+        copied = ~occur_once(copies(unseen.X, unseen.y), rows)
+        raised = np.where(copied, np.maximum(squares, squares.mean()), squares)
+        counts = np.bincount(numbers)[numbers[rows]]
+        groups = np.where(counts <= _FEW_COPIES, numbers[rows], len(numbers) + rows)
+        given = groups if (counts > 1).any() else None
+        found = best_noise(F, raised, self.noise_estimator, random_state, share.check, given)
+        return supported(*found, squares, np.exp(2 * F[:, -1]), counts > 1)
 
     def _report_residuals(self, trial: Trial, unseen: Unseen, run: FitRun) -> None:
         """How rows were predicted by models that have not seen them."""

@@ -9,18 +9,12 @@ from jaxtyping import Bool, Float, Int
 
 from ..core.training import Budget, StopTraining
 from ._division import Rows
-from ._noise import NoiseModel, best_noise
+from ._noise import MISSES, ROUNDS, NoiseModel, best_noise
 from ._pool import Validated, negative_log_density
 from ._scaled import noise_features
 
 # Only the best members have noise models of their own, since each one costs several fits of trees.
 MOST_VARYING = 4
-# Where k errors are zero, the next one may still be of the usual size. No variance is smaller than
-# the mean square of this number of such errors among k rows. If they are as rare, this variance has
-# the largest expected log density.
-_MISSES = 0.5
-# Rounds in which the rows with the least variance and the level of the others are found.
-_ROUNDS = 3
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,12 +63,12 @@ class Errors:
         F = noise_features(self.X, mean, variance)
         noise, logs = best_noise(F, raised, None, np.random.RandomState(seed), share.check)
         square = np.square(self.y - mean)[self.scored].mean()
-        least = float(np.log(max(_MISSES * square / self.scored.sum(), np.finfo(float).tiny)))
+        least = float(np.log(max(MISSES * square / self.scored.sum(), np.finfo(float).tiny)))
         bound = least - np.log(variance) if noise.parts else np.full(len(logs), -np.inf)
         # The raised squares shape the model, and do not calibrate it. Nor do rows with the least
         # variance, whose errors are too small for it.
         shift = 0.0
-        for _ in range(_ROUNDS):
+        for _ in range(ROUNDS):
             free = self.scored & (logs + shift > bound)
             left = (squares[free] * np.exp(-logs[free])).mean() if free.any() else 0.0
             shift = float(np.log(left)) if left > 0 else 0.0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any, NamedTuple
 
@@ -13,7 +13,7 @@ from sklearn.base import BaseEstimator, TransformerMixin, clone
 from sklearn.ensemble import HistGradientBoostingRegressor
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.gaussian_process.kernels import ConstantKernel, Matern, WhiteKernel
-from sklearn.model_selection import KFold, cross_val_predict
+from sklearn.model_selection import GroupKFold, KFold, cross_val_predict
 from sklearn.pipeline import make_pipeline
 from torch import nn
 
@@ -22,12 +22,22 @@ from ..core.data import column_moments
 from ..core.posteriors import Affine
 from ..core.training import QuasiNewton, StopTraining
 from ..models.fourier import RFFRegressor
-from ._below import few_threads
+from ._below import few_threads, with_kernel
 
 # With fewer rows the noise is constant.
 FEWEST_ROWS = 100
 # Smallest mean square, for regressors that make no errors.
 _LEAST = 1e-12
+# Where k errors are zero, the next one may still be of the usual size. No variance is smaller than
+# the mean square of this number of such errors among k rows. If they are as rare, this variance has
+# the largest expected log density.
+MISSES = 0.5
+# Rounds in which the rows with the least variance and the level of the others are found.
+ROUNDS = 3
+# Factors on the variation of a model, until neither new nor repeated inputs lose by it.
+_SHRUNK = (1.0, 0.5, 0.25)
+# With fewer rows of a kind, new or repeated, their mean gain says nothing.
+_FEWEST_OF_A_KIND = 20
 # Up to this number of rows folds are cheap, and a Gaussian process of the log squares is compared.
 _FEW_ROWS = 2000
 # Features further away than this, in units of their spread, leave the process out: rounding of
@@ -165,6 +175,7 @@ def best_noise(
     given: Any,
     random_state: np.random.RandomState,
     check_time: Callable[[], None],
+    groups: np.ndarray | None = None,
 ) -> tuple[NoiseModel, np.ndarray]:
     """The model with the highest density of held-out rows, or a constant if that is as good.
 
@@ -180,6 +191,9 @@ def best_noise(
     random_state : RandomState
     check_time : callable
         Called between the fits of candidates; a `StopTraining` ends the comparison.
+    groups : ndarray of int of shape (n,), optional
+        Equal numbers for rows of equal inputs, which are predicted by models without any of them:
+        where two copies differ, each one has an error that tells that of the other.
 
     Returns
     -------
@@ -203,7 +217,7 @@ def best_noise(
     scores: dict[bool, _Score] = {}
     try:
         with few_threads(len(F)):
-            for left in _candidates(F, squares, given, random_state, check_time):
+            for left in _candidates(F, squares, given, groups, random_state, check_time):
                 tried = [_score(squares, (left, float(power))) for power in _POWERS]
                 tried += filter(None, [scores.get(left.log_link)])
                 scores[left.log_link] = max(tried, key=lambda s: s.gain)
@@ -231,11 +245,82 @@ def best_noise(
     return NoiseModel(own, tuple(parts), name, best.gain), own + best.logs
 
 
-def _candidates(F, squares, given, random_state, check_time):
+def supported(
+    model: NoiseModel,
+    logs: np.ndarray,
+    squares: np.ndarray,
+    variance: np.ndarray,
+    repeated: np.ndarray,
+) -> tuple[NoiseModel, np.ndarray]:
+    """The model as far as held-out rows support it: with a least variance, or a constant.
+
+    Parameters
+    ----------
+    model : NoiseModel
+    logs : ndarray of shape (n,)
+        Predicted logarithms for held-out rows, as `best_noise` returns them.
+    squares, variance : ndarray of shape (n,)
+        Squared standardised residuals of these rows, and the variances that the factors multiply.
+    repeated : ndarray of bool of shape (n,)
+        The rows whose inputs occur in other rows of the table, too.
+
+    Returns
+    -------
+    model : NoiseModel
+    logs : ndarray of shape (n,)
+
+    Notes
+    -----
+    Errors at copies of fitted rows may all be zero, and the next one may be of the usual size. With
+    the mean square S of all errors and K(f) rows of a variance below f, the least variance f solves
+    f K(f) = S / 2. A model that gains from one kind of rows, new or repeated inputs, and loses by
+    the other one is shrunk until it does not, or becomes a constant.
+    """
+    plain = level(squares)
+    flat = np.full(len(logs), plain.level)
+    kinds = [kind for kind in (repeated, ~repeated) if kind.sum() >= _FEWEST_OF_A_KIND]
+    for power in _SHRUNK if model.parts else ():
+        shrunk = plain.level + power * (logs - plain.level)
+        shift, least = _least_variance(squares, variance, shrunk)
+        raised = np.maximum(shrunk + shift, least - np.log(variance))
+        gains = 0.5 * (flat - raised + squares * (np.exp(-flat) - np.exp(-raised)))
+        gain = float(gains.mean())
+        certain = gain > _DOUBT * gains.std() / len(gains) ** 0.5
+        if certain and all(gains[kind].mean() >= 0 for kind in kinds):
+            own = plain.level + power * (model.level - plain.level) + shift
+            parts = tuple(replace(part, power=power * part.power) for part in model.parts)
+            return replace(model, level=own, parts=parts, gain=gain, least=least), raised
+    return plain, flat
+
+
+def _least_variance(
+    squares: np.ndarray, variance: np.ndarray, logs: np.ndarray
+) -> tuple[float, float]:
+    """What is added to logarithms of factors, and the logarithm of the least variance.
+
+    Rows with the least variance, whose errors are too small for it, do not calibrate the others.
+    """
+    support = MISSES * (squares * variance).mean()
+    shift, least = 0.0, -np.inf
+    for _ in range(ROUNDS):
+        own = variance * np.exp(logs + shift)
+        ordered = np.sort(own)
+        below = int((ordered * np.arange(1, len(own) + 1) < support).sum())
+        lowest = min(support / max(below, 1), ordered[min(below, len(own) - 1)])
+        least = float(np.log(max(lowest, np.finfo(float).tiny)))
+        free = own > lowest
+        left = (squares[free] * np.exp(-logs[free])).mean() if free.any() else 0.0
+        shift = float(np.log(left)) if left > 0 else 0.0
+    return shift, least
+
+
+def _candidates(F, squares, given, groups, random_state, check_time):
     """The candidates, fitted one after the other."""
     n, logs = len(F), np.log(squares + _LOG_FLOOR)
     seed = int(random_state.randint(2**31 - 1))
-    folds = KFold(5 if n <= _FEW_ROWS else 3, shuffle=True, random_state=seed)
+    kind = KFold if groups is None else GroupKFold
+    cv = kind(5 if n <= _FEW_ROWS else 3, shuffle=True, random_state=seed)
+    folds = list(cv.split(F, groups=groups))
     if given is not None:
         regressor = clone(given)
         left = cross_val_predict(clone(given), F, logs, cv=folds)
@@ -271,7 +356,12 @@ def _candidates(F, squares, given, random_state, check_time):
             # A length scale at its bound means that the errors have one size everywhere.
             warnings.simplefilter("ignore", ConvergenceWarning)
             process.fit(scaled, logs)
-        mean = fitted_process(process).left_out(scaled, logs, None, np.arange(n)).mean
+        if groups is None:
+            mean = fitted_process(process).left_out(scaled, logs, None, np.arange(n)).mean
+        else:
+            # A process that follows each error may leave their range between them.
+            mean = cross_val_predict(with_kernel(process, process), scaled, logs, cv=folds)
+            mean = np.clip(mean, logs.min(), logs.max())
         name = "a Gaussian process of log squares"
         yield _Left(name, make_pipeline(scaler, process), logs, False, mean, fitted=True)
 
@@ -298,7 +388,7 @@ def _staged(name, boosting, F, target, log_link, folds, check_time):
     rate = boosting.learning_rate * max(1.0, _FEW_TREES / sizes[-1])
     boosting = clone(boosting).set_params(max_iter=sizes[-1], learning_rate=rate)
     left = {size: np.empty(n) for size in sizes}
-    for fitted, new in folds.split(F):
+    for fitted, new in folds:
         check_time()
         model = clone(boosting).fit(F[fitted], target[fitted])
         for size, predicted in enumerate(model.staged_predict(F[new]), 1):

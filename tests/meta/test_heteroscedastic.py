@@ -14,6 +14,7 @@ from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel, WhiteKernel
 from sklearn.linear_model import BayesianRidge, LinearRegression
 from sklearn.model_selection import GridSearchCV
+from sklearn.neighbors import KNeighborsRegressor
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from sklearn.tree import DecisionTreeRegressor
@@ -33,7 +34,7 @@ from skscalablegp import (
 from skscalablegp.core import FitRun, fitted_process
 from skscalablegp.core.training import StopTraining
 from skscalablegp.kernels import Columns
-from skscalablegp.meta._noise import best_noise, level
+from skscalablegp.meta._noise import NoiseModel, NoisePart, best_noise, level, supported
 from skscalablegp.meta._scaled import Tails, noise_features
 from skscalablegp.metrics import neg_nlpd_scorer, nlpd, predict_std
 
@@ -307,6 +308,116 @@ class TestNoise:
         assert np.mean((draws > ends[0]) & (draws < ends[1])) == pytest.approx(0.5, abs=0.02)
         # Half of a t with 2.5 degrees of freedom is within 0.77 of its median.
         assert np.diff(ends)[0] == pytest.approx(2 * 0.77, rel=0.15)
+
+
+class Repeats:
+    """A table in which a sixth of the rows repeats others, most of them with their targets.
+
+    Inputs are repeated with different probabilities. Other targets are drawn anew, with the
+    function and noise of all rows.
+    """
+
+    def __init__(self, n, seed, equal, noise, vary=0.0):
+        self.rng, self.equal, self.noise, self.vary = (
+            np.random.default_rng(seed),
+            equal,
+            noise,
+            vary,
+        )
+        self.seen = self.rng.standard_normal((n - n // 6, 4))
+        self.targets = self.drawn(self.seen)
+        self.often = np.exp(1.5 * self.rng.standard_normal(len(self.seen)))
+        X, y = self.repeated(n // 6)
+        self.X, self.y = np.vstack([self.seen, X]), np.append(self.targets, y)
+
+    def drawn(self, X):
+        std = self.noise * np.exp(self.vary * X[:, 0])
+        return np.sin(2 * X[:, 0]) + X[:, 1] * X[:, 2] + std * self.rng.standard_normal(len(X))
+
+    def repeated(self, m):
+        at = self.rng.choice(len(self.seen), m, p=self.often / self.often.sum())
+        same = self.rng.random(m) < self.equal
+        return self.seen[at], np.where(same, self.targets[at], self.drawn(self.seen[at]))
+
+    def new(self, m):
+        X = self.rng.standard_normal((m, 4))
+        return X, self.drawn(X)
+
+
+class TestRepeatedRows:
+    """Errors at copies are small, until a copy comes whose target is another one."""
+
+    @pytest.mark.parametrize(
+        ("n", "seed", "equal", "noise", "vary", "below"),
+        [
+            (600, 0, 0.99, 0.1, 0.0, PoERegressor),
+            *(
+                pytest.param(1440, *row, marks=pytest.mark.slow)
+                for row in (
+                    (1, 0.99, 0.1, 0.0, IterativeGPRegressor),
+                    (1, 0.99, 0.02, 0.0, PoERegressor),
+                    (0, 0.8, 0.2, 0.7, PoERegressor),
+                    (0, 1.0, 0.2, 0.0, PoERegressor),
+                )
+            ),
+        ],
+    )
+    def test_new_and_repeated_inputs_keep_the_density_of_the_regressor(
+        self, n, seed, equal, noise, vary, below
+    ):
+        table = Repeats(n, seed, equal, noise, vary)
+        plain = below(random_state=0).fit(table.X, table.y)
+        model = HeteroscedasticRegressor(below(), random_state=0).fit(table.X, table.y)
+        for X, y in (table.repeated(4000), table.new(4000)):
+            mean, std = model.predict(X, return_std=True)
+            assert nlpd(y, mean, std) < nlpd(y, *plain.predict(X, return_std=True)) + 0.05
+            assert 0.9 < np.mean(np.abs(y - mean) < norm.ppf(0.975) * std) <= 1
+        if vary:
+            assert model.noise_gain_ > 0.1
+
+    def test_no_variance_is_smaller_than_its_rows_support(self):
+        """A hundred errors of zero, beside three hundred of one: k v = sum of squares / 2 n."""
+        F, errors = np.repeat([0.0, 1.0], [100, 300]), np.repeat([0.0, 1.0], [100, 300])
+        regressor = LinearRegression().fit(F[:, None], np.where(F > 0, 0.0, -20.0))
+        found = NoiseModel(0.0, (NoisePart(regressor, False, 1.0, (-20.0, 0.0)),), "both", 1.0)
+        logs, ones = regressor.predict(F[:, None]), np.ones(400)
+        model, raised = supported(found, logs, errors, ones, np.zeros(400, bool))
+        np.testing.assert_allclose(raised[:100], np.log(0.75 / 2 / 100))
+        np.testing.assert_allclose(raised[100:], 0, atol=1e-12)
+        features = np.column_stack([F, np.zeros(400)])
+        regressor.fit(features, np.where(F > 0, 0.0, -20.0))
+        np.testing.assert_allclose(2 * np.log(model.factor(features)), raised, atol=1e-9)
+        gains = 0.5 * (np.log(0.75) + errors / 0.75 - raised - errors * np.exp(-raised))
+        assert model.gain == pytest.approx(gains.mean())
+
+    def test_what_one_kind_of_rows_loses_the_other_does_not_buy(self):
+        """Repeated rows have small errors; the model reduces those of some new rows, too."""
+        rng = np.random.default_rng(0)
+        repeated = np.arange(400) < 200
+        squares = rng.standard_normal(400) ** 2 * np.where(repeated, 0.01, 1.0)
+        found = NoiseModel(0.0, (NoisePart(LinearRegression(), False, 1.0, (-9, 9)),), "both", 1.0)
+        for mistaken in (0, 100):
+            logs = np.where(repeated, np.log(0.01), 0.0)
+            logs[200 : 200 + mistaken] = np.log(0.2)
+            shown = logs + np.log(np.mean(squares * np.exp(-logs)))
+            model, raised = supported(found, shown, squares, np.ones(400), repeated)
+            assert model.parts or mistaken
+            plain = level(squares).level
+            gains = 0.5 * (plain - raised + squares * (np.exp(-plain) - np.exp(-raised)))
+            assert min(gains[repeated].mean(), gains[~repeated].mean()) >= 0
+
+    def test_copies_do_not_tell_the_errors_of_one_another(self):
+        """Five rows each have equal errors, of two sizes that nothing else tells apart."""
+        rng = np.random.RandomState(0)
+        F = np.repeat(rng.uniform(size=(100, 1)), 5, axis=0)
+        squares = np.repeat(np.where(rng.uniform(size=100) < 0.2, 20.0, 0.01), 5)
+        numbers = np.repeat(np.arange(100), 5)
+        for given in (None, KNeighborsRegressor(4)):
+            alone, together = (
+                best_noise(F, squares, given, rng, lambda: None, groups)[0].name
+                for groups in (None, numbers)
+            )
+            assert alone != "a constant" and together == "a constant"
 
 
 def groups(n, seed):

@@ -7,6 +7,7 @@ TESTS = "tests/meta/test_validated.py"
 TIME = "tests/meta/test_time.py"
 FEATURES = "tests/meta/test_heteroscedastic.py -k means_are_those_of_folds"
 UNITS = "tests/contracts/test_units.py"
+REPEATED = "tests/meta/test_heteroscedastic.py::TestRepeatedRows"
 
 MUTANTS = [
     (
@@ -192,6 +193,53 @@ MUTANTS = [
         "if isinstance(fitted, GPModel) and not (of_rows and fitted._kernel_sees_rows()):",
         "if isinstance(fitted, GPModel) and not of_rows:",
         f"{UNITS} -k folds",
+        True,
+    ),
+    (
+        "copies that agree teach that errors are small",
+        NOISE,
+        "raised = np.where(copied, np.maximum(squares, squares.mean()), squares)",
+        "raised = squares",
+        f"{REPEATED} -k keep_the_density",
+    ),
+    (
+        "copies predict the errors of one another",
+        "meta/_noise.py",
+        "kind = KFold if groups is None else GroupKFold",
+        "kind = KFold",
+        f"{REPEATED} -k do_not_tell",
+        True,
+    ),
+    (
+        "the process of errors has seen copies of the rows that it predicts",
+        "meta/_noise.py",
+        "        if groups is None:\n            mean = fitted",
+        "        if True:\n            mean = fitted",
+        f"{REPEATED} -k do_not_tell",
+        True,
+    ),
+    (
+        "errors of zero leave no variance",
+        "meta/_noise.py",
+        "raised = np.maximum(shrunk + shift, least - np.log(variance))",
+        "raised = shrunk + shift",
+        f"{REPEATED} -k rows_support",
+        True,
+    ),
+    (
+        "rows of the least variance calibrate the others",
+        "meta/_noise.py",
+        "free = own > lowest",
+        "free = own > 0",
+        f"{REPEATED} -k rows_support",
+        True,
+    ),
+    (
+        "repeated rows buy what new ones lose",
+        "meta/_noise.py",
+        "if certain and all(gains[kind].mean() >= 0 for kind in kinds):",
+        "if certain:",
+        f"{REPEATED} -k does_not_buy",
         True,
     ),
 ]
