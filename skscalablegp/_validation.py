@@ -16,9 +16,11 @@ from typing import Any
 import numpy as np
 import torch
 from sklearn import config_context
+from sklearn.base import is_regressor
 from sklearn.utils.validation import validate_data
 
 from ._devices import free_memory
+from ._frames import readable
 
 # Accepted magnitudes: within the range of single precision, in which some models compute, and with
 # ratios that can be squared in double precision.
@@ -50,6 +52,7 @@ def validated(estimator: Any, X: Any = "no_validation", y: Any = "no_validation"
     """
     if isinstance(y, str) and _is_valid(estimator, X, **rules):
         return X
+    X = readable(X)
     learns_numbers = rules.get("reset", True) and not rules.get("skip_check_array")
     with config_context(array_api_dispatch=False):
         try:
@@ -57,6 +60,12 @@ def validated(estimator: Any, X: Any = "no_validation", y: Any = "no_validation"
                 raise TypeError(_CONVERSION[0])
             checked = validate_data(estimator, X, y, **rules)
         except (TypeError, ValueError) as error:
+            if str(error).startswith("y should be a 1d array") and is_regressor(estimator):
+                name = type(estimator).__name__
+                raise ValueError(
+                    f"{error} {name} has a single target: use "
+                    f"sklearn.multioutput.MultiOutputRegressor({name}(...))."
+                ) from error
             if not _is_conversion(error, X):
                 raise
             raise ValueError(_not_numbers(type(estimator).__name__, X, error)) from error
@@ -68,9 +77,16 @@ def validated(estimator: Any, X: Any = "no_validation", y: Any = "no_validation"
                 f"y must hold numbers for {type(estimator).__name__}, got {first!r}: "
                 "convert them, or use a classifier for labels."
             )
+        # Squares of half precision overflow from 256 on.
+        parts = tuple(part.astype(np.float64) if _is_half(part) else part for part in parts)
+        checked = parts if isinstance(checked, tuple) else parts[0]
         for name, part in zip(("X", "y"), parts, strict=False):
             check_magnitude(name, part, smallest=rules.get("reset", True))
     return checked
+
+
+def _is_half(part: Any) -> bool:
+    return getattr(part, "dtype", None) == np.float16
 
 
 def _is_valid(estimator: Any, X: Any, dtype: Any = None, reset: bool = True, **rules: Any) -> bool:

@@ -71,6 +71,9 @@ class FitReport(Bunch):
     far_targets : str
         Which targets are so far from all others that they dominate a fit under normal noise; empty
         if there are none.
+    unseen : str
+        Only of automatic estimators: which categories and missing entries a later table may have
+        that the fitted one does not; empty for numbers alone.
     columns : dict of str to float
         The columns that matter most, at most five: those with the smallest length scales, in units
         of the column's spread, a robust standard deviation. Their ratios compare the columns; all
@@ -137,6 +140,8 @@ class FitReport(Bunch):
             lines.append(self.remark)
         if self.get("far_targets"):
             lines.append(self.far_targets)
+        if self.get("unseen"):
+            lines.append(self.unseen)
         if self.get("columns"):
             lines.append(_listed(self.columns))
         if self.get("start"):

@@ -15,6 +15,7 @@ from sklearn.pipeline import Pipeline
 from sklearn.utils import check_consistent_length
 from torch import nn
 
+from .._frames import is_numeric, readable
 from .._validation import check_magnitude, validated
 from ..core import SMALL_TABLE, FitRun, GPModel
 from ..core.training import Budget
@@ -22,13 +23,15 @@ from ._auto_jobs import evaluated_by_jobs, refitted_by_jobs
 from ._below import device_or_cpu_for, few_threads, fit_below, opened, told_noise, with_kernel
 from ._comparison import FAILURES, Comparison
 from ._division import Rows
-from ._encoding import TableEncoder
+from ._encoding import TableEncoder, listed
 from ._members import Candidate
 from ._normal_scores import NormalScores, ScoredColumns
 from ._trials import ENOUGH, MARGIN, Late, filled, grown
 
 # Copies of the encoded table that fits of members make.
 _COPIES = 4
+# What becomes of dates that are text.
+_AS_DATES = "pandas.to_datetime makes dates, which become days, weekdays and hours"
 # Held-out rows on which the cost of predictions is measured.
 _PROBE = 100
 # The parameter of models that support categories: numbers of columns.
@@ -100,7 +103,8 @@ class AutoBase:
 
     def _read_mixed(self: Any, X: Any, y: Any, run: FitRun, **rules: Any) -> tuple[Any, Any]:
         """The encoded table and the validated targets."""
-        if y is None or _is_numeric(X):
+        X = readable(X)
+        if y is None or is_numeric(X):
             numbers = {"dtype": np.float64, "ensure_all_finite": "allow-nan"}
             X, y = validated(self, X, y, **numbers, **rules)
             if np.isnan(X).all():
@@ -121,6 +125,9 @@ class AutoBase:
         )
         check_magnitude("X", encoded)
         self.encoding_ = self._encoder.describe()
+        run.reports(unseen=self._encoder.may_meet())
+        if dates := self._encoder.dates_as_text():
+            run.warn(f"Dates are text in {listed(dates)}, and become categories: {_AS_DATES}.")
         self.dtype_ = run.chose("dtype", "float64", "predictions; each member has its own")
         return encoded, y
 
@@ -134,7 +141,8 @@ class AutoBase:
 
     def _encoded(self: Any, X: Any) -> np.ndarray:
         """New rows in the columns of the fit."""
-        if _is_numeric(X):
+        X = readable(X)
+        if is_numeric(X):
             numbers = {"dtype": np.float64, "ensure_all_finite": "allow-nan"}
             X = validated(self, X, reset=False, **numbers)
             return self._encoder.transform(X, validated=True)
@@ -513,18 +521,6 @@ def _check(found: np.ndarray) -> None:
     missing = np.isnan(found).all(axis=0) & (np.arange(found.shape[1]) > 0)
     if not np.isfinite(found[:, ~missing]).all():
         raise ArithmeticError("its predictions of held-out rows are not finite")
-
-
-def _is_numeric(X: Any) -> bool:
-    """Whether a table has nothing but numbers, so that scikit-learn can read it."""
-    if hasattr(X, "columns"):
-        return all(getattr(X[name].dtype, "kind", "O") in "iuf" for name in X.columns)
-    if not hasattr(X, "dtype"):
-        try:
-            X = np.asarray(X)
-        except ValueError:  # rows of different lengths, which scikit-learn names
-            return True
-    return X.dtype.kind in "biufc" if hasattr(X.dtype, "kind") else True
 
 
 def _codes_first(rows: Rows) -> list[int]:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import datetime
-import decimal
-import numbers
+import re
+import warnings
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -15,20 +14,19 @@ from sklearn.utils import check_array
 from torch import Tensor, nn
 
 from ..kernels import NotExportable
+from ._entries import Values, infinite
 
 # Largest number of categories that get a column each.
 _MOST_LEVELS = 20
 # Largest number of sentences of a description that are about one column each.
 _MOST_SENTENCES = 10
+# Dates as text: years first, or last.
+_DATE_TEXT = re.compile(
+    r"\d{4}[-/.]\d{1,2}[-/.]\d{1,2}([T ].*)?$|\d{1,2}[-/.]\d{1,2}[-/.]\d{4}( .*)?$"
+)
 # Number of columns that a sentence about many columns names.
 _NAMED = 3
 
-_BOOLEANS = (bool, np.bool_)
-_NUMBERS = (numbers.Real, decimal.Decimal, np.bool_)
-_DURATIONS = (datetime.timedelta, np.timedelta64)
-_DATES = (datetime.date, np.datetime64)
-_KIND_OF_DTYPE = {"b": "boolean", "i": "number", "u": "number", "f": "number"}
-_KIND_OF_DTYPE |= {"m": "duration", "M": "date"}
 _PLURAL = {
     "number": "numbers",
     "boolean": "booleans",
@@ -133,12 +131,47 @@ class TableEncoder:
             if plain is not None:
                 return plain
         encoded = np.empty((X.shape[0], len(self.names_)))
-        at = 0
+        at, unseen = 0, []
         for j, column in enumerate(self._columns):
-            for values in column.encoded(_column(X, j)):
+            entries = _column(X, j)
+            for values in column.encoded(entries):
                 encoded[:, at] = values
                 at += 1
+            if found := column.unseen(entries):
+                unseen.append(f"{found} in column {column.name!r}")
+        if unseen:
+            warnings.warn(
+                f"X holds entries that the fit has not seen: {listed(unseen)}. Predictions have "
+                "the uncertainty of entries that it has seen, which may be too small: fit again to "
+                "a table that holds them.",
+                stacklevel=2,
+            )
         return encoded
+
+    def may_meet(self) -> str:
+        """Which entries a later table may have that the fitted one does not; empty for numbers."""
+        if self._all_numbers:
+            return ""
+        named = [column.name for column in self._columns if isinstance(column, _Categories)]
+        whole = [column.name for column in self._columns if not column.had_missing]
+        parts = [f"other categories in {listed(named)}"] * bool(named)
+        parts += [f"missing entries in {listed(whole)}"] * bool(whole)
+        if not parts:
+            return ""
+        return (
+            f"the fit has not seen {' and '.join(parts)}: their predictions have the uncertainty "
+            "of entries that it has seen"
+        )
+
+    def dates_as_text(self) -> list[str]:
+        """The columns of categories that are dates, written as text."""
+        return [
+            column.name
+            for column in self._columns
+            if isinstance(column, _Categories)
+            and column.text
+            and all(level is None or _DATE_TEXT.match(level) for level in column.index)
+        ]
 
     def module(self) -> nn.Module:
         """`transform` as a torch module, for tables of numbers and missing numbers.
@@ -211,13 +244,17 @@ class _Numbers:
         self.name, self.kind, self.median, self.had_missing = name, kind, median, had_missing
         self.names = [name, f"{name} missing"] if had_missing else [name]
 
-    def encoded(self, values: _Values) -> list[np.ndarray]:
+    def encoded(self, values: Values) -> list[np.ndarray]:
         """The encoded columns."""
         read = values.numbers(self.name, _same_kind(values, self.name, self.kind))
         missing = np.isnan(read)
         if missing.any():
             read = np.where(missing, self.median, read)
         return [read, missing.astype(float)] if self.had_missing else [read]
+
+    def unseen(self, values: Values) -> str:
+        """What the fitted column does not have; empty if nothing."""
+        return _unseen_missing(values, self.had_missing)
 
     def told(self) -> tuple[str, str]:
         """What becomes of it, as a sentence for one column and one for many."""
@@ -253,7 +290,7 @@ class _Dates:
             "hour": (dates.astype("datetime64[h]") - day).astype(float),
         }
 
-    def encoded(self, values: _Values) -> list[np.ndarray]:
+    def encoded(self, values: Values) -> list[np.ndarray]:
         """The encoded columns."""
         _same_kind(values, self.name, self.kind)
         dates = values.dates()
@@ -265,6 +302,10 @@ class _Dates:
             column[~missing] = parts[part]
             columns.append(column)
         return [*columns, missing.astype(float)] if self.had_missing else columns
+
+    def unseen(self, values: Values) -> str:
+        """What the fitted column does not have; empty if nothing."""
+        return _unseen_missing(values, self.had_missing)
 
     def told(self) -> tuple[str, str]:
         """What becomes of it, as a sentence for one column and one for many."""
@@ -292,15 +333,22 @@ class _Categories:
         names = [f"{name} missing" if key is None else f"{name}={key}" for key in levels]
         self.names = [name] if self.coded else [names[code] for code in self.shown]
 
-    def encoded(self, values: _Values) -> Iterable[np.ndarray]:
+    def encoded(self, values: Values) -> Iterable[np.ndarray]:
         """The encoded columns, one at a time."""
         kind = values.kind(self.name)
         strange = kind in ("date", "duration") or (self.text and values.array.dtype.kind in "iuf")
         if strange and not values.missing.all():
             raise _other_kind(values, self.name, self.kind)
         get = self.index.get
-        codes = np.array([get(key, -1) for key in values.keys()], dtype=float)
+        codes = np.array([get(key, -1) for key in values.keys], dtype=float)
         return [codes] if self.coded else ((codes == code) * 1.0 for code in self.shown)
+
+    def unseen(self, values: Values) -> str:
+        """What the fitted column does not have; empty if nothing."""
+        new = sorted({key for key in values.keys if key is not None} - self.index.keys())
+        parts = [listed([repr(key) for key in new])] if new else []
+        missing = _unseen_missing(values, self.had_missing)
+        return _joined([*parts, missing] if missing else parts) if parts or missing else ""
 
     def told(self) -> tuple[str, str]:
         """What becomes of it, as a sentence for one column and one for many."""
@@ -313,102 +361,24 @@ class _Categories:
         return f"{count}, {one}", f"columns of at most {_MOST_LEVELS} categories, with 0 and 1"
 
 
-class _Values:
-    """The entries of one column, before their kind is known.
-
-    Parameters
-    ----------
-    array : ndarray of shape (n_samples,)
-    categories : bool
-        Whether the container says that they are categories, even if they are numbers.
-    """
-
-    def __init__(self, array: np.ndarray, categories: bool = False):
-        self.array, self.categories = array, categories
-        code = array.dtype.kind
-        self.missing = np.zeros(len(array), dtype=bool)
-        if code == "O":
-            self.missing = np.array([_is_missing(entry) for entry in array], dtype=bool)
-        elif code == "f":
-            self.missing = np.isnan(array)
-        elif code in "mM":
-            self.missing = np.isnat(array)
-
-    def kind(self, name: str) -> str:
-        """Number, boolean, duration, date or category; all missing entries are numbers."""
-        if self.array.dtype.kind == "c":
-            raise ValueError(f"Complex data not supported: column {name!r} of X.")
-        if self.array.dtype.kind != "O":
-            return _KIND_OF_DTYPE.get(self.array.dtype.kind, "category")
-        types = set(map(type, self.array[~self.missing]))
-        for kind in types:
-            _check_type(kind, name)
-        if self.categories:
-            return "category"
-        if not types:
-            return "number"
-        # A duration of NumPy counts as a number, too, and is therefore tested first.
-        kinds = {"boolean": _BOOLEANS, "duration": _DURATIONS, "date": _DATES, "number": _NUMBERS}
-        for named, those in kinds.items():
-            if all(issubclass(kind, those) for kind in types):
-                return named
-        return "category"
-
-    def numbers(self, name: str, kind: str) -> np.ndarray:
-        """The entries as float64, NaN where they are missing; durations as seconds."""
-        array = self.array
-        if kind == "duration":
-            read = self._known("timedelta64[us]") / np.timedelta64(1, "s")
-        elif array.dtype.kind == "O":
-            read = np.full(len(array), np.nan)
-            try:
-                read[~self.missing] = np.array([float(entry) for entry in array[~self.missing]])
-            except OverflowError:
-                raise _infinite(name) from None
-        else:
-            with np.errstate(over="ignore"):
-                read = array.astype(np.float64)
-        if np.isinf(read).any():
-            raise _infinite(name)
-        return read
-
-    def dates(self) -> np.ndarray:
-        """The entries as dates of microseconds, in their own time zones."""
-        return self._known("datetime64[us]")
-
-    def _known(self, dtype: str) -> np.ndarray:
-        """Dates or durations, missing where the entries are."""
-        if self.array.dtype.kind in "mM":
-            return self.array.astype(dtype)
-        read = np.full(len(self.array), "NaT", dtype=dtype)
-        known = [_without_zone(entry) for entry in self.array[~self.missing]]
-        read[~self.missing] = np.array(known, dtype=dtype)
-        return read
-
-    def keys(self) -> list[str | None]:
-        """The entries as the names of categories, and None where they are missing."""
-        entries = zip(self.array.tolist(), self.missing.tolist(), strict=True)
-        return [None if missing else _key(entry) for entry, missing in entries]
-
-
-def _learned(values: _Values, name: str) -> _Numbers | _Dates | _Categories:
+def _learned(values: Values, name: str) -> _Numbers | _Dates | _Categories:
     """The encoder of one column."""
     kind = values.kind(name)
     if kind == "category":
         known = values.array[~values.missing]
         text = all(isinstance(entry, str | bytes) for entry in known)
-        return _Categories(name, values.keys(), text and len(known) > 0)
+        return _Categories(name, values.keys, text and len(known) > 0)
     if kind == "date" and not values.missing.all():
         return _Dates(name, values.dates())
     if kind == "date":
-        values, kind = _Values(np.full(len(values.array), np.nan)), "number"
+        values, kind = Values(np.full(len(values.array), np.nan)), "number"
     read = values.numbers(name, kind)
     known = read[~np.isnan(read)]
     median = float(np.median(known)) if len(known) else 0.0
     return _Numbers(name, kind, median, len(known) < len(read))
 
 
-def _same_kind(values: _Values, name: str, fitted: str) -> str:
+def _same_kind(values: Values, name: str, fitted: str) -> str:
     """Check that the column is of the fitted kind, and return how to read it."""
     kind = values.kind(name)
     if kind in _ACCEPTED[fitted]:
@@ -418,7 +388,7 @@ def _same_kind(values: _Values, name: str, fitted: str) -> str:
     raise _other_kind(values, name, fitted)
 
 
-def _other_kind(values: _Values, name: str, fitted: str) -> ValueError:
+def _other_kind(values: Values, name: str, fitted: str) -> ValueError:
     known = values.array[~values.missing]
     # For a column of mixed entries, name an entry of the wrong type.
     strange = [entry for entry in known.tolist() if isinstance(entry, str | bytes)]
@@ -428,52 +398,6 @@ def _other_kind(values: _Values, name: str, fitted: str) -> ValueError:
         f"Column {name!r} of X held {what} in fit, and now holds {str(entry)!r}. Convert this"
         f" column to {what}, or fit again to a table that holds it as it is now."
     )
-
-
-def _infinite(name: str) -> ValueError:
-    return ValueError(
-        f"Column {name!r} of X contains infinity (inf), or a value too large for float64. Replace"
-        " it by a finite number, or by NaN, which counts as missing."
-    )
-
-
-def _check_type(kind: type, name: str) -> None:
-    """Refuse what is neither a number nor a name of a category, such as a dict."""
-    if issubclass(kind, numbers.Complex) and not issubclass(kind, numbers.Real):
-        raise ValueError(f"Complex data not supported: column {name!r} of X.")
-    nameless = kind.__repr__ is object.__repr__ and kind.__str__ is object.__str__
-    if nameless or kind.__hash__ is None or issubclass(kind, tuple | frozenset):
-        raise TypeError(
-            f"argument must be a string or a number, not {kind.__name__!r}: column {name!r} of X"
-            " holds an entry of this type."
-        )
-
-
-def _is_missing(entry: Any) -> bool:
-    """Whether an entry of a column of objects is missing."""
-    if isinstance(entry, str):
-        return False
-    if entry is None or type(entry).__name__ in ("NAType", "NaTType"):
-        return True
-    return isinstance(entry, (float, np.generic, decimal.Decimal)) and bool(entry != entry)
-
-
-def _without_zone(entry: Any) -> Any:
-    """The time that a clock in the zone of this date shows."""
-    if isinstance(entry, datetime.datetime) and entry.tzinfo is not None:
-        return entry.replace(tzinfo=None)
-    return entry
-
-
-def _key(entry: Any) -> str:
-    """The name of a category; a whole number has the same one in all types."""
-    if isinstance(entry, str):
-        return str(entry)
-    if isinstance(entry, bytes):
-        return entry.decode(errors="replace")
-    if isinstance(entry, float | np.floating | decimal.Decimal) and entry % 1 == 0:
-        return str(int(entry))
-    return str(entry)
 
 
 def _is_frame(X: Any) -> bool:
@@ -493,10 +417,10 @@ def _checked(X: Any) -> tuple[Any, list[str]]:
     return X, [f"x{j}" for j in range(X.shape[1])]
 
 
-def _column(X: Any, j: int) -> _Values:
+def _column(X: Any, j: int) -> Values:
     """One column of a checked table."""
     if isinstance(X, np.ndarray):
-        return _Values(X[:, j])
+        return Values(X[:, j])
     if not hasattr(X, "iloc"):
         column = X.to_series(j)
         if getattr(column.dtype, "time_zone", None) is not None:
@@ -504,19 +428,19 @@ def _column(X: Any, j: int) -> _Values:
         return _of_one_dimension(column.to_numpy(), X.columns[j])
     column = X.iloc[:, j]
     if hasattr(column.dtype, "categories"):
-        return _Values(column.astype(object).to_numpy(), categories=True)
+        return Values(column.astype(object).to_numpy(), categories=True)
     code = getattr(column.dtype, "kind", "O")
     if code == "M" and column.dt.tz is not None:
         column = column.dt.tz_localize(None)
     if code in "iuf":
-        return _Values(column.to_numpy(dtype=np.float64, na_value=np.nan))
+        return Values(column.to_numpy(dtype=np.float64, na_value=np.nan))
     return _of_one_dimension(column.to_numpy(), X.columns[j])
 
 
-def _of_one_dimension(array: np.ndarray, name: Any) -> _Values:
+def _of_one_dimension(array: np.ndarray, name: Any) -> Values:
     if array.ndim != 1:
         raise TypeError(f"argument must be a string or a number: column {name!r} of X holds lists.")
-    return _Values(array)
+    return Values(array)
 
 
 def _plain(X: Any, names: Sequence[str]) -> np.ndarray | None:
@@ -538,9 +462,9 @@ def _plain(X: Any, names: Sequence[str]) -> np.ndarray | None:
         array = X.to_numpy().astype(np.float64, copy=False)
     if np.isfinite(array).all():
         return array
-    infinite = np.isinf(array).any(axis=0)
-    if infinite.any():
-        raise _infinite(names[int(np.argmax(infinite))])
+    places = np.isinf(array).any(axis=0)
+    if places.any():
+        raise infinite(names[int(np.argmax(places))])
     return None
 
 
@@ -550,6 +474,10 @@ def _with_missing(one: str, many: str, had_missing: bool) -> tuple[str, str]:
         return one, many
     median = "missing entries are replaced by the median and marked in a further column"
     return f"{one}; {median}" if one else median, f"{many}; {median}"
+
+
+def _unseen_missing(values: Values, had_missing: bool) -> str:
+    return "missing entries" if values.missing.any() and not had_missing else ""
 
 
 def _joined(words: Sequence[str]) -> str:

@@ -8,7 +8,14 @@ import pytest
 import torch
 from sklearn.linear_model import BayesianRidge
 
-from skscalablegp import NNGPRegressor
+from skscalablegp import (
+    AutoGPRegressor,
+    HeteroscedasticRegressor,
+    IterativeGPRegressor,
+    NNGPRegressor,
+    PoERegressor,
+    StackedGPRegressor,
+)
 from skscalablegp import _validation as validation
 from skscalablegp._validation import (
     available_memory,
@@ -277,3 +284,62 @@ def test_names_of_columns_are_checked_for_arrays_too():
     model = BayesianRidge().fit(table, [0.0, 1.0])
     with pytest.warns(UserWarning, match="does not have valid feature names"):
         validated(model, table.to_numpy(), dtype=np.float64, reset=False)
+
+
+class Arrow:
+    """What pyarrow.Table has: `columns` are arrays, and `column_names` their names."""
+
+    def __init__(self, frame):
+        self._frame, self.shape = frame, frame.shape
+        self.columns = [frame[name].to_numpy() for name in frame]
+
+    def __arrow_c_stream__(self, requested_schema=None):
+        raise NotImplementedError
+
+    def __array__(self, dtype=None, copy=None):
+        return self._frame.to_numpy(dtype)
+
+    def to_pandas(self):
+        return self._frame
+
+
+FRAME = pd.DataFrame(np.random.default_rng(0).standard_normal((40, 2)), columns=["a", "b"])
+
+
+@pytest.mark.parametrize("kind", [IterativeGPRegressor, AutoGPRegressor])
+def test_tables_of_arrow_are_read_as_data_frames(kind):
+    first = {"members": ["linear"]} if kind is AutoGPRegressor else {}
+    fits = [kind(**first, random_state=0).fit(X, FRAME["a"]) for X in (Arrow(FRAME), FRAME)]
+    assert list(fits[0].feature_names_in_) == ["a", "b"]
+    np.testing.assert_array_equal(fits[0].predict(Arrow(FRAME)), fits[1].predict(FRAME))
+
+
+def test_other_streams_of_columns_are_refused_with_the_remedy():
+    class Stream:
+        __arrow_c_stream__ = None
+
+    with pytest.raises(TypeError, match=r"Stream.*polars.DataFrame\(X\)"):
+        validated(NNGPRegressor(), Stream())
+
+
+@pytest.mark.parametrize("kind", [NNGPRegressor, AutoGPRegressor, HeteroscedasticRegressor])
+@pytest.mark.parametrize("text", [False, True])
+def test_columns_of_one_name_are_refused(kind, text):
+    X = FRAME.assign(c="x" if text else 1.0).set_axis(["a", "b", "a"], axis=1)
+    with pytest.raises(ValueError, match=r"several columns of the same name \('a'\)"):
+        kind().fit(X, FRAME["a"])
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("kind", [NNGPRegressor, PoERegressor, HeteroscedasticRegressor])
+def test_targets_of_half_precision_are_those_of_double(kind):
+    y = (100 * FRAME["a"]).to_numpy(np.float16)
+    models = [kind(random_state=0).fit(FRAME, y.astype(dtype)) for dtype in ("f2", "f8")]
+    for one, other in zip(*(m.predict(FRAME, return_std=True) for m in models), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize("kind", [AutoGPRegressor, HeteroscedasticRegressor, StackedGPRegressor])
+def test_estimators_with_one_target_name_the_remedy(kind):
+    with pytest.raises(ValueError, match=rf"1d array.*MultiOutputRegressor\({kind.__name__}"):
+        kind().fit(FRAME, FRAME)

@@ -2,12 +2,14 @@
 
 import datetime
 import pickle
+import warnings
 
 import numpy as np
 import pandas as pd
 import pytest
 from scipy import sparse
 
+from skscalablegp import AutoGPClassifier, AutoGPRegressor
 from skscalablegp.meta._encoding import TableEncoder
 
 DAYS = [datetime.datetime(2024, 1, 1), datetime.datetime(2024, 1, 3), None]
@@ -274,3 +276,77 @@ def test_names_that_repeat_and_names_that_are_numbers():
     encoder = TableEncoder().fit(frame)
     assert encoder.source_ == [0, 1, 1, 1, 2]
     np.testing.assert_array_equal(encoder.transform(frame)[1], [2, 0, 1, 0, 0])
+
+
+class TestUnseen:
+    """What the fitted table does not have, in each kind of column."""
+
+    @pytest.mark.parametrize("make", CONTAINERS)
+    def test_columns_and_entries_are_named_once(self, make):
+        seen = {
+            name: [column[0], column[1], column[1], column[0]] for name, column in MIXED.items()
+        }
+        seen |= {"age": MIXED["age"], "many": [f"level {k}" for k in range(4)]}
+        encoder = TableEncoder().fit(make(seen))
+        new = seen | {
+            "size": [1.0, None, 4.0, 8.0],
+            "age": [3, None, None, 10],
+            "city": ["Rome", "Oslo", "Paris", None],
+            "sold": DAYS,
+        }
+        with warnings.catch_warnings(record=True) as heard:
+            warnings.simplefilter("always")
+            encoder.transform(make(seen))
+            encoder.transform(make(new))
+        (said,) = heard
+        names = [f"x{list(seen).index(name)}" if make is objects else name for name in seen]
+        size, age, _, city, _, sold = (repr(name) for name in names[:6])
+        assert f"missing entries in column {size}" in str(said.message)
+        assert f"'Paris' and missing entries in column {city}" in str(said.message)
+        assert f"missing entries in column {sold}" in str(said.message)
+        assert age not in str(said.message) and "Rome" not in str(said.message)
+
+    def test_many_levels(self):
+        levels = [f"level {k}" for k in range(30)]
+        encoder = TableEncoder().fit(pd.DataFrame({"many": levels}))
+        with pytest.warns(UserWarning, match="'other' and missing entries in column 'many'"):
+            encoder.transform(pd.DataFrame({"many": ["level 1", "other", None]}))
+
+    def test_what_a_later_table_may_have(self):
+        said = TableEncoder().fit(pd.DataFrame(MIXED)).may_meet()
+        assert "other categories in city and sex" in said
+        assert "missing entries in size, new, sex and took" in said
+        assert TableEncoder().fit(np.eye(3)).may_meet() == ""
+
+    @pytest.mark.parametrize(
+        ("entries", "dates"),
+        [
+            (["2024-01-31", "2024-2-1", None], True),
+            (["2024-01-31T10:00", "2024-02-01 11:00:02"], True),
+            (["31.01.2024", "1.2.2024"], True),
+            (["2024-01-31", "none"], False),
+            (["1-2", "3-4"], False),
+        ],
+    )
+    def test_dates_as_text(self, entries, dates):
+        encoder = TableEncoder().fit(pd.DataFrame({"size": 1.0, "day": entries}))
+        assert encoder.dates_as_text() == ["day"] * dates
+
+
+@pytest.mark.parametrize("kind", [AutoGPRegressor, AutoGPClassifier])
+def test_models_tell_what_their_fit_has_not_seen(kind):
+    rng = np.random.default_rng(0)
+    table = pd.DataFrame({"a": rng.standard_normal(60), "city": ["Rome", "Oslo", "Bern"] * 20})
+    table["day"] = ["2024-01-01", "2024-01-02"] * 30
+    y = (table["a"] > 0) if kind is AutoGPClassifier else table["a"]
+    with pytest.warns(UserWarning, match="Dates are text in day.*pandas.to_datetime"):
+        model = kind(["linear"], random_state=0).fit(table, y)
+    assert "other categories in city and day" in model.fit_report_.unseen
+    assert model.fit_report_.unseen in str(model.fit_report_)
+    before = dict(vars(model))
+    with warnings.catch_warnings(record=True) as heard:
+        warnings.simplefilter("always")
+        model.predict(table)
+        model.predict(table.assign(city="Paris"))
+    assert len(heard) == 1 and "'Paris' in column 'city'" in str(heard[0].message)
+    assert vars(model) == before

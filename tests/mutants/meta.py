@@ -8,6 +8,8 @@ TIME = "tests/meta/test_time.py"
 FEATURES = "tests/meta/test_heteroscedastic.py -k means_are_those_of_folds"
 UNITS = "tests/contracts/test_units.py"
 REPEATED = "tests/meta/test_heteroscedastic.py::TestRepeatedRows"
+ENCODING = "tests/meta/test_encoding.py"
+VALIDATION = "tests/core/test_validation.py"
 
 MUTANTS = [
     (
@@ -240,6 +242,54 @@ MUTANTS = [
         "if certain and all(gains[kind].mean() >= 0 for kind in kinds):",
         "if certain:",
         f"{REPEATED} -k does_not_buy",
+        True,
+    ),
+    (
+        "unseen categories are silent",
+        "meta/_encoding.py",
+        "new = sorted({key for key in values.keys if key is not None} - self.index.keys())",
+        "new = []",
+        f"{ENCODING} -k TestUnseen",
+        True,
+    ),
+    (
+        "entries that were never missing before are silent",
+        "meta/_encoding.py",
+        'return "missing entries" if values.missing.any() and not had_missing else ""',
+        'return ""',
+        f"{ENCODING} -k TestUnseen",
+        True,
+    ),
+    (
+        "dates as text are silent",
+        "meta/_auto_base.py",
+        "if dates := self._encoder.dates_as_text():",
+        "if dates := []:",
+        f"{ENCODING} -k has_not_seen",
+        True,
+    ),
+    (
+        "the report does not say what the fit has not seen",
+        "meta/_auto_base.py",
+        "run.reports(unseen=self._encoder.may_meet())",
+        'run.reports(unseen="")',
+        f"{ENCODING} -k has_not_seen",
+        True,
+    ),
+    (
+        "two columns of one name pass",
+        "_frames.py",
+        "if len(set(names)) < len(names):",
+        "if False:",
+        f"{VALIDATION} -k one_name",
+        True,
+    ),
+    (
+        "targets of half precision stay so",
+        "_validation.py",
+        "parts = tuple(part.astype(np.float64) if _is_half(part) else part for part in parts)",
+        "pass",
+        f"{VALIDATION} -k half_precision",
         True,
     ),
 ]
