@@ -154,8 +154,8 @@ class TableEncoder:
             return ""
         named = [column.name for column in self._columns if isinstance(column, _Categories)]
         whole = [column.name for column in self._columns if not column.had_missing]
-        parts = [f"other categories in {listed(named)}"] * bool(named)
-        parts += [f"missing entries in {listed(whole)}"] * bool(whole)
+        parts = [f"other categories in {listed(named)}"] if named else []
+        parts += [f"missing entries in {listed(whole)}"] if whole else []
         if not parts:
             return ""
         return (

@@ -317,6 +317,7 @@ class TestUnseen:
         assert "other categories in city and sex" in said
         assert "missing entries in size, new, sex and took" in said
         assert TableEncoder().fit(np.eye(3)).may_meet() == ""
+        assert TableEncoder().fit([[1.0, np.nan], [np.nan, 2.0]]).may_meet() == ""
 
     @pytest.mark.parametrize(
         ("entries", "dates"),
