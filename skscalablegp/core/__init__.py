@@ -57,6 +57,7 @@ from ._signal import asked_once
 from ._stages import (
     best_of,
     fit_hyperparameters,
+    tells_nothing,
     train_or_report,
     train_planned,
     well_conditioned,

@@ -110,7 +110,7 @@ def _ends_at_bound(
     """
     given = run.estimator.get_params(deep=False)
     ordinary = given.get("kernel") is None and result.dtype == torch.float64
-    ordinary &= problem.repeats is None
+    ordinary &= problem.repeats is None and len(problem.X) > 1
     if not ordinary or kernel.priors or run.stopped or result.stop_reason != "converged":
         return False
     values = kernel.to_sklearn(torch.as_tensor(result.theta)).get_params()

@@ -24,7 +24,7 @@ from ._training_plan import (
     plan_stages,
 )
 from ._training_run import Run
-from .data import centroid_subsets
+from .data import centroid_subsets, problem_square
 from .training import (
     ROUNDING,
     Optimizer,
@@ -107,6 +107,8 @@ def fit_hyperparameters(
         The best of all starts if values are exact, otherwise the first one. Restarts that fail are
         listed in the failures of the monitor.
     """
+    if tells_nothing(problem):
+        return TrainingResult.untrained(theta, problem.X.dtype)
     settings, metric, start = plan.settings, None, None
     subsets = settings.subsets
     compare_starts = compare_starts and plan.methods[0].compare_starts
@@ -142,6 +144,20 @@ def fit_hyperparameters(
         for k, (point, way) in enumerate(product(starts, ways))
     )
     return best_of(attempts, start, run, len(ways))
+
+
+def tells_nothing(problem: GPProblem) -> bool:
+    """Whether the rows are a single one whose target has become zero by its own mean.
+
+    The likelihood of a zero grows as all variances vanish, whatever the target was.
+    """
+    if not problem.has_rows or problem.repeats is not None:
+        return False
+    return sum(problem.each(_rows_of)) == 1 and problem_square(problem) == 0
+
+
+def _rows_of(problem: GPProblem) -> int:
+    return len(problem.X)
 
 
 def _suited(

@@ -304,7 +304,8 @@ class HeteroscedasticRegressor(NoisyRegressorBase):
         variance = scaled.extra + variance
         total = variance + (0 if known is None else known[rows])
         squares = np.square(errors) / total
-        model = level(squares)
+        # Errors that are all zero, as those of a single row, say nothing of its deviation.
+        model = level(squares if squares.any() else np.ones(len(rows)))
         logs, late = np.full(len(rows), model.level), []
         # A mean without one row alone would reveal the row's target. Without means of folds, the
         # columns and the standard deviation are the only features.

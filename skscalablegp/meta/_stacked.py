@@ -369,7 +369,9 @@ class StackedGPRegressor(NamedEstimators, MetaRegressorBase):
             own /= own.sum()
             mean, variance = mixed(own, means, variances)
             squares = np.square(y[rows] - mean) / variance
-            density = -np.log(variance).mean() - np.log(squares.mean())
+            # Predictions of a constant target are exact.
+            square = max(float(squares.mean()), np.finfo(float).tiny)
+            density = -np.log(variance).mean() - np.log(square)
             if density > best or size == len(members):
                 best, chosen = density, (own, mean, np.sqrt(variance))
         weights, *predicted = chosen

@@ -454,6 +454,22 @@ class EstimatorContract(Contract):
         else:
             assert_sane(row, model, X_new)
 
+    @once_a_class
+    @needs("regressor")
+    def test_one_row_leaves_the_deviation_of_the_prior(self, row):
+        """The row's own mean is subtracted, so that it tells nothing of any variance."""
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            try:
+                model = type(row.estimator)().fit([[1.0, 2.0]], [5.0])
+            except ValueError as error:
+                assert "1 sample" in str(error)
+                return
+            mean, std = model.predict([[50.0, 0.0]], return_std=True)
+        assert_allclose(mean, 5.0)
+        # The prior has variance one, with or without as much noise.
+        assert 0.99 < std[0] < 2**0.5 + 0.01
+
     def test_one_column(self, row):
         X, y, X_new = table(d=1)
         assert_sane(row, row.new().fit(X, row.target(y)), X_new)

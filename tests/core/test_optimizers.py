@@ -353,3 +353,31 @@ def test_the_name_that_reports_use_is_accepted(name):
     y = np.sin(4 * X[:, 0]) + 0.1 * rng.standard_normal(40)
     model = getattr(skscalablegp, name)(optimizer="bfgs", random_state=0)
     assert model.fit(X, y).score(X, y) > 0.8
+
+
+def test_rounding_does_not_decide_where_the_curvature_is_new():
+    """The steps of a shifted function are the shifted steps: the longest ones add up to numbers
+    that a threshold must not share."""
+
+    class Shifted:
+        informed = True
+
+        def __init__(self, peak):
+            self.peak, self.renewed = peak, []
+
+        def __call__(self, theta):
+            self.renewed.append(0)
+            left = self.peak - theta
+            return -50.0 * float(left @ left), 100 * left
+
+        def information(self, theta, n_rows, generator):
+            self.renewed.append(1)
+            return np.eye(len(theta)) * 90.0
+
+    orders = set()
+    for shift in np.linspace(0.0, 1.0, 40):
+        start = np.full(1, shift)
+        evaluate = Shifted(start + 6.5)
+        QuasiNewton().maximize(evaluate, start, np.array([[-20.0, 20.0]]), 100)
+        orders.add(tuple(evaluate.renewed[:10]))
+    assert len(orders) == 1

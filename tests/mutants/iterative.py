@@ -433,4 +433,18 @@ MUTANTS = [
         "tests/models/iterative/test_final_solve.py -k 'samples_are_those_of_the_scaled'",
         True,
     ),
+    (
+        "the last digit decides when the curvature is new",
+        "core/training/_quasi_newton.py",
+        "_REFRESH, _REFRESH_AT_END = 2.1, 0.1",
+        "_REFRESH, _REFRESH_AT_END = 2.0, 0.1",
+        "tests/core/test_optimizers.py -k rounding_does_not",
+    ),
+    (
+        "a single centred row trains the variances",
+        "core/_stages.py",
+        "    if tells_nothing(problem):",
+        "    if False and tells_nothing(problem):",
+        "tests/contracts/test_contract.py -k one_row_leaves",
+    ),
 ]

@@ -292,4 +292,11 @@ MUTANTS = [
         f"{VALIDATION} -k half_precision",
         True,
     ),
+    (
+        "errors of zero are the noise of a single row",
+        "meta/_heteroscedastic.py",
+        "level(squares if squares.any() else np.ones(len(rows)))",
+        "level(squares)",
+        "tests/contracts/test_contract.py -k one_row_leaves",
+    ),
 ]

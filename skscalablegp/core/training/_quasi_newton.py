@@ -32,8 +32,9 @@ _TOGETHER = 0.9
 # A variable at this distance from a bound counts as on the bound.
 _SLACK = 1e-10
 # The Fisher information is computed again after a change of a log hyperparameter by the first
-# number, and at the end of the steps after one by the second.
-_REFRESH, _REFRESH_AT_END = 2.0, 0.1
+# number, and at the end of the steps after one by the second. The first is not a multiple of the
+# longest step: two of these would reach it or not by the last digit of a sum.
+_REFRESH, _REFRESH_AT_END = 2.1, 0.1
 # Added to its diagonal, in nats: flat directions, such as the length scale of a column that does
 # not matter, have no optimum.
 _FLAT = 0.1

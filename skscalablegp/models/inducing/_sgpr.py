@@ -27,6 +27,7 @@ from ...core import (
     rows_for,
     rows_to_check,
     select_inducing,
+    tells_nothing,
     warn_if_rough,
 )
 from ...core.data import Table
@@ -344,7 +345,7 @@ class SGPRRegressor(TableRegressorBase):
         bounds, moving = problem.kernel.bounds.numpy(), gradient.moving()
         first = np.concatenate([initial.theta, moving])
         untrained = TrainingResult.untrained(first)
-        if optimizer is None or not len(first):
+        if optimizer is None or not len(first) or tells_nothing(problem):
             return untrained
         patient = optimizer.patient
         free = np.full((len(moving), 2), [-np.inf, np.inf])
