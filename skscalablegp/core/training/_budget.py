@@ -31,6 +31,8 @@ SHARES = {
     "solve of the mean": 0.75,
     # The comparison of starts before training on a grid or of a network.
     "start": 0.25,
+    # One evaluation of the likelihood on a grid, of which training needs several and the model one.
+    "evaluation on a grid": 0.15,
     # The kernel of a network's features on a grid, which is trained after the network.
     "kernel of features": 0.15,
     # A larger preconditioner for the solve of the targets.

@@ -63,6 +63,8 @@ class GridKernel:
     device : torch.device, default=cpu
         Device of everything that is as large as the grid. The kernel is evaluated along the axes,
         and its matrices there are decomposed, on the CPU.
+    most_rank : int or None, default=None
+        Largest rank of `factor`, which then keeps the largest eigenvalues; None sets no limit.
 
     Raises
     ------
@@ -76,8 +78,9 @@ class GridKernel:
         grid: Grid,
         memory_budget: float | None = None,
         device: torch.device = CPU,
+        most_rank: int | None = None,
     ):
-        self.kernel = kernel
+        self.kernel, self.most_rank = kernel, most_rank
         self.grid = grid
         self.device = device
         self._budget = memory_budget
@@ -248,6 +251,10 @@ class GridKernel:
         n_terms = sum(len(terms) for terms in columns)
         cuts = [[_Cut(values, tol / n_terms) for values in terms] for terms in columns]
         m, r = self.n_points, sum(cut.rank for terms in cuts for cut in terms)
+        if self.most_rank is not None and r > self.most_rank:
+            for cut in (cut for terms in cuts for cut in terms):
+                cut.shorten(max(1, cut.rank * self.most_rank // r))
+            r = sum(cut.rank for terms in cuts for cut in terms)
         check_memory(
             8 * r * (5 * m + 4 * r),
             f"A grid of {m} points whose covariance has rank {r}",
@@ -407,6 +414,11 @@ class _Cut:
     def __init__(self, columns: list[Tensor], tol: float):
         self._pairs = [torch.linalg.eigh(toeplitz(c)) for c in columns]
         self._places, self._values = _kept([values for values, _ in self._pairs], tol)
+        self.rank = len(self._places)
+
+    def shorten(self, rank: int) -> None:
+        """Keep no more than the `rank` largest eigenpairs."""
+        self._places, self._values = self._places[:rank], self._values[:rank]
         self.rank = len(self._places)
 
     def factor(self, device: torch.device) -> Float[Tensor, "m r"]:

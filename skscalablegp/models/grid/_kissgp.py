@@ -48,6 +48,7 @@ from ._objective import (
     GridGradient,
     GridProblem,
     SummedRows,
+    affordable_rank,
     check_rank,
     grid_marginal_likelihood,
     summed,
@@ -333,7 +334,7 @@ class KISSGPRegressor(GPRegressorBase):
         return self._fit(X, y, noise_variance, sample_weight)
 
     _sums_rows = True
-    _of_method = ("grid_", "_network", "_kept")
+    _of_method = ("grid_", "_network", "_kept", "_most_rank")
 
     def _fit(
         self, X: Any, y: Any, noise_variance: Any, sample_weight: Any, stream: bool = False
@@ -471,6 +472,8 @@ class KISSGPRegressor(GPRegressorBase):
     ) -> tuple[GridProblem, SummedRows]:
         """What trains the hyperparameters, the rows `held` or all, and the sums over all rows."""
         rows = training = summed(on_grid, table)
+        if self.solver != "cg":
+            on_grid, rank = self._within_time(on_grid, rank, rows, run)
         some, n, probes, few = table, len(table.X), None, None
         if held is not None and held.any():
             training, some = summed(on_grid, table, held), table.rows(held)
@@ -482,6 +485,21 @@ class KISSGPRegressor(GPRegressorBase):
             parts = some.X, some.targets, some.noise, on_grid.device, some.counts, some.within
             few = FewRows.of(on_grid.grid, *parts)
         return GridProblem.make(on_grid, training, n, probes, few), rows
+
+    def _within_time(
+        self, on_grid: GridKernel, rank: int, rows: SummedRows, run: FitRun
+    ) -> tuple[GridKernel, int]:
+        """The kernel on the grid with as large a rank as there is time for, and its rank."""
+        most = affordable_rank(GridProblem.make(on_grid, rows, 0), run.budget)
+        if most is None:
+            return on_grid, rank
+        if most < rank:
+            run.warn(
+                f"The covariance of the grid has rank {rank}, and max_seconds leaves time for "
+                f"{most}: the model is smoother. Raise max_seconds, or use a smaller grid_size."
+            )
+        settings = self._budget(), self._fit_device(), most
+        return GridKernel(on_grid.kernel, on_grid.grid, *settings), min(rank, most)
 
     def _settings(self) -> StageSettings:
         return StageSettings.of(self, self.n_restarts_optimizer)
@@ -533,6 +551,7 @@ class KISSGPRegressor(GPRegressorBase):
         self.kernel_ = kernel.kernel.to_sklearn(torch.as_tensor(theta))
         self.grid_, self._products_ = kernel.grid, self.solver == "cg"
         self._network = made.features
+        self._most_rank = kernel.most_rank
         self._kept = made.rows.settled(*self._white_and_prior())
         return self._evaluate(made.problem.probes)
 
@@ -690,7 +709,8 @@ class KISSGPRegressor(GPRegressorBase):
 
     def _problem(self, probes: Any = None) -> GridProblem:
         device = self._fit_device()
-        kernel = GridKernel(self._trained_kernel(), self.grid_, self._budget(), device)
+        settings = self._budget(), device, getattr(self, "_most_rank", None)
+        kernel = GridKernel(self._trained_kernel(), self.grid_, *settings)
         return GridProblem.make(kernel, self._kept, round(self._kept.moments.n), probes)
 
     def _build_posterior(self, probes: Any = None) -> Posterior:

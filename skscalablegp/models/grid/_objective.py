@@ -15,6 +15,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ...core.data import Table
+from ...core.training import Budget
+from ...linalg.blocks import look_up
 from ...linalg.gradients import GPProblem, GradientEstimate, GradientEstimator, Repeats
 from ...linalg.solvers import cholesky_with_jitter
 from ._grid import Grid
@@ -27,6 +29,9 @@ from ._sparse import CPU, SentMoments
 # bound that in practice is about a hundred times too large, and as a share of the prior variance.
 _CUT_NATS = 1e-3
 _CUT_VARIANCE = 1e-9
+# Columns that are timed for a budget, the products of m r^2 operations in an evaluation without its
+# gradient (r^3 ones included), and a rank that no budget is too short for.
+_TIMED, _SQUARES, _LEAST_RANK = 32, 2.0, 100
 # Numbers in one block of columns on the grid.
 _BLOCK_NUMBERS = 2**21
 
@@ -439,8 +444,11 @@ def grid_marginal_likelihood(
         tol = min(_CUT_NATS / G.norm(), _CUT_VARIANCE * prior * kernel.n_points)
         factor = kernel.factor(theta, tol)
         F = factor.F
-        P = G @ F
-        A = F.T @ P
+        P, A = torch.empty_like(F), F.new_empty(F.shape[1], F.shape[1])
+        for some in _blocks(F):
+            look_up()
+            P[:, some] = G @ F[:, some].contiguous()
+            A[:, some] = F.T @ P[:, some]
         A = (A + A.T) / 2
         M = A.clone()
         M.diagonal().add_(1)
@@ -462,6 +470,32 @@ def grid_marginal_likelihood(
         grad = _gradient(kernel, theta, moments, F, P, L, alpha, jitter)
     missed = misfit(moments, left, t, jitter)
     return GridEvaluation(value, grad, factor, A, L, alpha, jitter, missed)
+
+
+def _blocks(F: Float[Tensor, "m r"]) -> list[slice]:
+    """Blocks of columns, between which a budget may end an evaluation."""
+    m, r = F.shape
+    size = max(1, _BLOCK_NUMBERS // m)
+    return [slice(start, start + size) for start in range(0, r, size)]
+
+
+def affordable_rank(problem: GridProblem, budget: Budget) -> int | None:
+    """The largest rank whose evaluation takes its share of the time; None without a limit.
+
+    A few columns are timed. The products with G grow with the rank, the others with its square.
+    """
+    if budget.limit is None:
+        return None
+    gram = raised_noise(problem, problem.kernel.theta0)[2].gram
+    V = torch.ones(problem.grid_kernel.n_points, _TIMED, dtype=torch.float64, device=CPU)
+    V = V.to(problem.grid_kernel.device)
+    product = budget.timed(lambda: gram @ V) / _TIMED
+    square = _SQUARES * budget.timed(lambda: V.T @ V) / _TIMED**2
+    part = budget.share("evaluation on a grid")
+    ranks = range(_LEAST_RANK, max(_LEAST_RANK + 1, problem.grid_kernel.n_points + 1))
+    most = part.affordable(lambda r: product * r + square * r * r, ranks)
+    budget.reserve(product * most + square * most**2)
+    return most
 
 
 class GridGradient(GradientEstimator):
@@ -546,8 +580,7 @@ def _gradient(kernel, theta, moments, F, P, L, alpha, jitter) -> Float[Tensor, "
         d_noise = 0.5 * (squares - t * trace)
         explained = torch.linalg.solve_triangular(L, P.T, upper=False).T
     # Block by block, because autograd keeps several copies.
-    blocks = explained.split(max(1, _BLOCK_NUMBERS // len(explained)), 1)
-    parts = [partial(_of_block, kernel, V, 0.5 * t) for V in blocks]
+    parts = [partial(_of_block, kernel, explained[:, some], 0.5 * t) for some in _blocks(explained)]
     parts += [partial(_of_block, kernel, u, 0.5)]
     parts += [lambda columns: -0.5 * t * kernel.trace(columns, moments.sums)]
     return kernel.slope(theta, parts, d_noise, raised=jitter > 0)
@@ -557,4 +590,5 @@ def _of_block(
     kernel: GridKernel, V: Float[Tensor, "m s"], weight: float, columns: list
 ) -> Float[Tensor, ""]:
     """A multiple of tr(V' Kuu V)."""
+    look_up()
     return weight * quadratic_form(columns, kernel.grid, V)
