@@ -154,4 +154,18 @@ MUTANTS = [
         "tests/meta/test_love.py -k 'small_largest_rank'",
         True,
     ),
+    (
+        "a grid's rank does not follow the time budget",
+        "models/grid/_kissgp.py",
+        "most = affordable_rank(GridProblem.make(on_grid, rows, 0), run.budget)",
+        "most = None",
+        "tests/models/grid/test_kissgp.py -k grid_end_by_the_budget",
+    ),
+    (
+        "a pickled model forgets the limit of its rank",
+        "models/grid/_kissgp.py",
+        'settings = self._budget(), device, getattr(self, "_most_rank", None)',
+        "settings = self._budget(), device, None",
+        "tests/models/grid/test_kissgp.py -k grid_end_by_the_budget",
+    ),
 ]

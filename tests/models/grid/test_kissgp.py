@@ -13,8 +13,11 @@ from sklearn.gaussian_process.kernels import RBF, ConstantKernel, DotProduct, Ma
 
 from skscalablegp import KISSGPRegressor, LOVEPredictor
 from skscalablegp._clock import clock
+from skscalablegp.models.grid import _sparse
 
 C, W = ConstantKernel, WhiteKernel
+# Columns of a product with the Gram matrix of the grid that take all of a budget.
+_BUDGET_COLUMNS = 1000
 
 
 def table(d=2, n=200, seed=0):
@@ -635,3 +638,32 @@ def test_a_network_begins_with_the_columns_that_matter():
     y = np.sin(3 * X[:, 3]) + X[:, 7] + 0.1 * rng.standard_normal(len(X))
     model = KISSGPRegressor(feature_extractor=(32, 2), max_epochs=200, random_state=0)
     assert model.fit(X[:1_200], y[:1_200]).score(X[1_200:], y[1_200:]) > 0.6
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("d", [2, 3])
+def test_products_with_the_grid_end_by_the_budget(d, monkeypatch):
+    """Each product takes time by the number of its columns; 20,000 short waves need a rank whose
+    one evaluation would take many times the budget."""
+    rng = np.random.default_rng(0)
+    X = rng.standard_normal((20_000, d))
+    y = np.sin(6 * X.sum(1)) + 0.3 * rng.standard_normal(len(X))
+    seconds = [0.0]
+    product = _sparse.SparseMatrix.__matmul__
+
+    def slow(self, V):
+        # A reading of the clock must see that a block of columns took its time.
+        seconds[0] += 5.0 * V.shape[1] / _BUDGET_COLUMNS
+        return product(self, V)
+
+    monkeypatch.setattr(_sparse.SparseMatrix, "__matmul__", slow)
+    kernel = C(1.0) * RBF([0.1 if d == 2 else 0.8] * d) + W(0.1)
+    model = KISSGPRegressor(kernel, max_seconds=5.0, random_state=0)
+    with clock(lambda: seconds[0]), pytest.warns(ConvergenceWarning, match="max_seconds leaves"):
+        model.fit(X, y)
+    assert seconds[0] < 1.2 * 5.0
+    assert model.fit_report_.grid_rank < _BUDGET_COLUMNS
+    mean, std = model.predict(X[:200], return_std=True)
+    again = pickle.loads(pickle.dumps(model)).predict(X[:200], return_std=True)
+    np.testing.assert_allclose(again[0], mean, rtol=1e-6)
+    np.testing.assert_allclose(again[1], std, rtol=1e-6)
