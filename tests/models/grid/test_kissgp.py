@@ -657,7 +657,7 @@ def test_products_with_the_grid_end_by_the_budget(d, monkeypatch):
         return product(self, V)
 
     monkeypatch.setattr(_sparse.SparseMatrix, "__matmul__", slow)
-    kernel = C(1.0) * RBF([0.1 if d == 2 else 0.8] * d) + W(0.1)
+    kernel = C(1.0) * RBF([0.1 if d == 2 else 1.5] * d) + W(0.1)
     model = KISSGPRegressor(kernel, max_seconds=5.0, random_state=0)
     with clock(lambda: seconds[0]), pytest.warns(ConvergenceWarning, match="max_seconds leaves"):
         model.fit(X, y)
