@@ -6,6 +6,7 @@ import torch
 from jaxtyping import Float64
 from torch import Generator, Tensor
 
+from ..blocks import look_up
 from ..parallel import one_thread
 from ..solvers import cholesky_with_jitter
 from ._problem import GPProblem
@@ -50,6 +51,7 @@ def fisher_information(
         part = problem.subset(rows.sort().values.to(problem.X.device)).to(torch.float64)
 
         def dense(at: Tensor) -> Tensor:
+            look_up()  # Wide tables have thousands of slopes.
             return part.operator(at).to_dense()
 
         H = dense(theta)
