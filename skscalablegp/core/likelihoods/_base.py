@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from jaxtyping import Float
+from scipy.optimize import minimize_scalar
 from sklearn.base import BaseEstimator
 from torch import Generator, Tensor
 
 from ..._validation import check_integer
 
+# Latent constants are searched up to this absolute value, and as far as targets reach.
+_MOST = 30.0
 # Quadrature nodes are left out if their weight relative to the largest is smaller.
 _NEGLIGIBLE = 1e-12
 
@@ -212,6 +215,36 @@ class Likelihood(BaseEstimator, ABC):
         Y : Tensor of shape (n, t)
         """
         return clipped(Y) if self.heavy_tails else Y
+
+    def constant(
+        self, Y: Float[Tensor, "n t"], n_outputs: int, counts: Any = None
+    ) -> Float[Tensor, " q"]:
+        """Latent constants that explain the targets without a function of the rows.
+
+        Each maximises the weighted log likelihood of its targets plus the log density of a normal
+        prior with variance 100, which bounds it if all targets are equal.
+
+        Parameters
+        ----------
+        Y : Tensor of shape (n, t)
+        n_outputs : int
+            Number of targets or classes.
+        counts : array-like of shape (n,), optional
+            Weights of the rows.
+        """
+        weights = torch.ones(len(Y)) if counts is None else torch.as_tensor(counts)
+        at = self.start_targets(Y)
+        bounds = min(-_MOST, float(at.min())), max(_MOST, float(at.max()))
+
+        def loss(y: Tensor, f: float) -> float:
+            density = self.log_density(y, torch.full_like(y, f), torch.zeros_like(y))
+            value = float(weights.to(density) @ density) - f**2 / 200
+            return -value if math.isfinite(value) else math.inf
+
+        if self.n_latent(n_outputs) != Y.shape[1]:
+            return Y.new_zeros(self.n_latent(n_outputs))
+        found = [minimize_scalar(partial(loss, y), bounds=bounds, method="bounded") for y in Y.T]
+        return Y.new_tensor([each.x for each in found])
 
     @property
     def heavy_tails(self) -> bool:

@@ -6,9 +6,11 @@ import math
 
 import torch
 from jaxtyping import Float
+from scipy.special import logit, ndtri
 from torch import Tensor
 
 from ._base import Likelihood
+from ._shares import class_shares
 
 
 class Bernoulli(Likelihood, name="bernoulli"):
@@ -41,6 +43,11 @@ class Bernoulli(Likelihood, name="bernoulli"):
 
     def start_targets(self, Y: Float[Tensor, "n t"]) -> Float[Tensor, "n t"]:
         return 2 * Y - 1
+
+    def constant(self, Y, n_outputs, counts=None):
+        """The log odds, or the probit, of the share of class 1, with one more row in halves."""
+        share = class_shares(Y[:, 0], 2, counts)[1]
+        return torch.tensor([logit(share) if self.link == "logit" else ndtri(share)])
 
     def curvature(self, Y: Float[Tensor, "n t"], noise: Float[Tensor, " n"]) -> float:
         """The largest value for a logit, and the value at zero for a probit."""

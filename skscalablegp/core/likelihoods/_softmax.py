@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from ..._validation import check_integer
 from ._base import Likelihood, LikelihoodTerms
+from ._shares import class_shares
 
 
 class Softmax(Likelihood, name="softmax"):
@@ -30,6 +32,10 @@ class Softmax(Likelihood, name="softmax"):
 
     def n_latent(self, n_outputs: int) -> int:
         return n_outputs
+
+    def constant(self, Y, n_outputs, counts=None):
+        """The logarithms of the classes' shares, with one more row divided among them."""
+        return torch.as_tensor(np.log(class_shares(Y[:, 0], n_outputs, counts)))
 
     def log_density(self, y: Tensor, f: Tensor, noise: Tensor) -> Tensor:
         """log p(y | f); the latent functions are along the second axis."""

@@ -16,24 +16,35 @@ PAIRS = 2000
 
 
 class WeightDraws(nn.Module):
-    """Functions f_j(x) = phi(x)' w_j.
+    """Functions f_j(x) = phi(x)' w_j + c.
 
     Parameters
     ----------
     features : nn.Module
         Maps rows (m, d) to (m, q).
     weights : Tensor of shape (q, t, s)
+    constant : Tensor of shape (t,), optional
+        c for each target, by default zero.
     """
 
     weights: Tensor
+    constant: Tensor
 
-    def __init__(self, features: nn.Module, weights: Float[Tensor, "q t s"]):
+    def __init__(
+        self,
+        features: nn.Module,
+        weights: Float[Tensor, "q t s"],
+        constant: Float[Tensor, " t"] | None = None,
+    ):
         super().__init__()
         self.features = features
+        constant = weights.new_zeros(weights.shape[1]) if constant is None else constant
         self.register_buffer("weights", weights.detach().double().cpu())
+        self.register_buffer("constant", constant.detach().double().cpu()[:, None])
 
     def forward(self, X: Float[Tensor, "m d"]) -> Float[Tensor, "m t s"]:
-        return (self.features(X) @ self.weights.flatten(1)).unflatten(1, self.weights.shape[1:])
+        drawn = (self.features(X) @ self.weights.flatten(1)).unflatten(1, self.weights.shape[1:])
+        return drawn + self.constant
 
 
 class MeanDraws(nn.Module):

@@ -235,7 +235,7 @@ class WhiteNoise(nn.Module):
 class LinearModule(PosteriorModule):
     """A mean that is linear in features phi, and a variance that is quadratic in them.
 
-    ``mean = phi W`` and ``variance = scale (prior - |phi A|^2 + |phi B|^2)``.
+    ``mean = phi W + c`` and ``variance = scale (prior - |phi A|^2 + |phi B|^2)``.
 
     Parameters
     ----------
@@ -249,6 +249,8 @@ class LinearModule(PosteriorModule):
     transform : nn.Module, optional
         Applied to rows before everything else.
     scale : float, default=1.0
+    constant : Tensor of shape (t,), optional
+        c, by default zero.
 
     Notes
     -----
@@ -257,6 +259,7 @@ class LinearModule(PosteriorModule):
 
     features: Any
     weights: Tensor
+    constant: Tensor
     minus: Tensor | None
     plus: Tensor | None
 
@@ -269,16 +272,19 @@ class LinearModule(PosteriorModule):
         whiten: Float[Tensor, "q q"] | None = None,
         transform: nn.Module | None = None,
         scale: float = 1.0,
+        constant: Float[Tensor, " t"] | None = None,
     ):
         super().__init__()
         self.features, self._scale = features, float(scale)
         self.transform = transform or nn.Identity()
+        constant = weights.new_zeros(weights.shape[1]) if constant is None else constant
+        self.register_buffer("constant", _kept(constant))
         for name, value in (("weights", weights), ("minus", minus), ("plus", plus)):
             self.register_buffer(name, None if value is None else _kept(value))
         self._whiten = None if whiten is None else _kept(whiten)
 
     def mean(self, X: Float[Tensor, "m d"]) -> Float[Tensor, "m t"]:
-        return self.features(self.transform(X)) @ self.weights
+        return self.features(self.transform(X)) @ self.weights + self.constant
 
     def moments(self, X: Float[Tensor, "m d"]) -> Moments:
         X = self.transform(X)
@@ -289,7 +295,8 @@ class LinearModule(PosteriorModule):
             left = (prior - (phi @ self.minus).square().sum(1)).clamp_min(0)
         if self.plus is not None:
             left = left + (phi @ self.plus).square().sum(1)
-        return Moments(phi @ self.weights, self._scale * left, self.features.noise(X))
+        mean = phi @ self.weights + self.constant
+        return Moments(mean, self._scale * left, self.features.noise(X))
 
     def joint(self, X: Float[Tensor, "b q d"]) -> JointMoments:
         sets = X.shape[:2]
@@ -303,12 +310,14 @@ class LinearModule(PosteriorModule):
             spread = phi @ self.plus
             covariance = covariance + spread @ spread.mT
         noise = self.features.noise(rows).unflatten(0, sets)
-        return JointMoments(phi @ self.weights, self._scale * covariance, noise)
+        mean = phi @ self.weights + self.constant
+        return JointMoments(mean, self._scale * covariance, noise)
 
     def low_rank(self, explained: Float[Tensor, "q k"]) -> LinearModule:
         minus = _kept(explained)
         minus = minus if self._whiten is None else self._whiten @ minus
-        return LinearModule(self.features, self.weights, minus, transform=self.transform)
+        kept = dict(transform=self.transform, constant=self.constant)
+        return LinearModule(self.features, self.weights, minus, **kept)
 
 
 def _kept(value: Tensor) -> Tensor:

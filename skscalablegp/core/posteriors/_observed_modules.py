@@ -44,11 +44,14 @@ class LatentModule(nn.Module):
         Roots of their covariances times `whiten`; s is q, or 1 for a common covariance.
     transform : nn.Module, optional
         Applied to rows before everything else.
+    constant : Tensor of shape (q,), optional
+        Prior means, by default zero.
     """
 
     weights: Tensor
     whiten: Tensor
     roots: Tensor
+    constant: Tensor
 
     def __init__(
         self,
@@ -57,10 +60,13 @@ class LatentModule(nn.Module):
         whiten: Float[Tensor, "k k"],
         roots: Float[Tensor, "s k k"],
         transform: nn.Module | None = None,
+        constant: Float[Tensor, " q"] | None = None,
     ):
         super().__init__()
         self.features, self.transform = features, transform or nn.Identity()
-        for name, value in (("weights", weights), ("whiten", whiten), ("roots", roots)):
+        constant = weights.new_zeros(weights.shape[1]) if constant is None else constant
+        parts = dict(weights=weights, whiten=whiten, roots=roots, constant=constant)
+        for name, value in parts.items():
             self.register_buffer(name, value.detach().double().cpu().clone())
 
     def forward(self, X: Float[Tensor, "m d"]) -> tuple[Float[Tensor, "m q"], Float[Tensor, "m s"]]:
@@ -69,4 +75,4 @@ class LatentModule(nn.Module):
         phi = self.features(X)
         left = (self.features.prior(X, phi) - (phi @ self.whiten).square().sum(1)).clamp_min(0)
         spread = (phi @ self.roots).square().sum(2).mT
-        return phi @ self.weights, (left + self.features.noise(X))[:, None] + spread
+        return phi @ self.weights + self.constant, (left + self.features.noise(X))[:, None] + spread

@@ -137,7 +137,11 @@ class SparseMixin:
             f"{machine.device if plan.whole else run.device}"
         )
         weights = [w.to(machine.device) for w in weights]
-        return SparseTraining(model, rows, self._scaled_points(plan, inputs), weights, unit)
+        constant = torch.zeros(likelihood.n_latent(n_outputs), dtype=torch.float64)
+        if not likelihood.additive:
+            constant = likelihood.constant(targets, n_outputs, counts)
+        plan = self._scaled_points(plan, inputs)
+        return SparseTraining(model, rows, plan, weights, unit, constant)
 
     def _scaled_points(self, plan: SparsePlan, inputs: Scaling) -> SparsePlan:
         """The plan with the inducing points that the user has given in the model's units."""
@@ -339,6 +343,7 @@ class SparseMixin:
     def _set_belief(self, belief: WhitenedBelief) -> None:
         self.variational_mean_ = belief.mean.cpu().numpy()
         self.variational_cov_ = belief.covariance.cpu().numpy()
+        self.latent_constant_ = belief.constant.cpu().numpy()
 
     def _fitted(self, n_outputs: int, device: torch.device) -> tuple[SparseModel, SparseFit]:
         """The model from the fitted attributes, in float64."""
@@ -349,15 +354,16 @@ class SparseMixin:
         )
         weights = [w.to(device) for w in network_from_numpy(self._weights)]
         shift = self._scaling.x_mean if network is None else 0.0
-        Z, mean, S = (
+        Z, mean, S, constant = (
             torch.tensor(array, device=device)
             for array in (
                 self.inducing_points_ - shift,
                 self.variational_mean_,
                 self.variational_cov_,
+                self.latent_constant_,
             )
         )
-        belief = WhitenedBelief(mean, S, torch.linalg.slogdet(S)[1])
+        belief = WhitenedBelief(mean, S, torch.linalg.slogdet(S)[1], constant)
         return model, SparseFit(model.kernel.theta0.to(device), Z, weights, belief)
 
     def _build_posterior(self) -> InducingPosterior:

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from dataclasses import replace
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from ...core.training import TensorAdam
 from ._bound import NaturalBelief, RowStatistics, WhitenedBelief
+
+# Variance of the prior of a constant, in squared units of the latent function.
+_CONSTANT_VARIANCE = 1.0
 
 
 class MovingBelief(ABC):
@@ -21,6 +26,7 @@ class MovingBelief(ABC):
     """
 
     closed: bool = False
+    prior: NaturalBelief
 
     @abstractmethod
     def whitened(self) -> WhitenedBelief:
@@ -29,6 +35,15 @@ class MovingBelief(ABC):
     @abstractmethod
     def step(self, rows: RowStatistics, n: int, n_steps: int) -> None:
         """Update from the statistics of a batch, scaled to all n rows, after `n_steps` steps."""
+
+    def _moved(self, constant: Tensor, rows: RowStatistics) -> Tensor:
+        """The constants after a Newton step towards the maximum of the bound plus log prior.
+
+        The prior is normal around the value that explains the targets without the kernel. A
+        Gaussian likelihood has no constants, since its targets are normalised.
+        """
+        away = (constant - self.prior.constant) / _CONSTANT_VARIANCE
+        return constant + (rows.slope - away) / (rows.curvature + 1 / _CONSTANT_VARIANCE)
 
     @abstractmethod
     def snapshot(self) -> Any:
@@ -51,12 +66,17 @@ class NaturalSteps(MovingBelief):
         Whether the likelihood is Gaussian.
     whole : bool
         Whether a batch has all rows.
+    learns_constant : bool
+        Whether the constants are trained, too.
     """
 
     moving = ("belief",)
 
-    def __init__(self, prior: NaturalBelief, rate: float, conjugate: bool, whole: bool):
+    def __init__(
+        self, prior: NaturalBelief, rate: float, conjugate: bool, whole: bool, learns_constant: bool
+    ):
         self.prior = self.belief = prior
+        self.learns_constant = learns_constant
         self.rate, self.closed, self.whole = rate, conjugate, whole
 
     def whitened(self) -> WhitenedBelief:
@@ -68,7 +88,10 @@ class NaturalSteps(MovingBelief):
         rate = max(self.rate, 1 / (n_steps + (1 if self.closed else 2)))
         if self.closed and self.whole:
             rate = 1.0
-        self.belief = self.belief.towards(self.prior.plus(rows), rate)
+        target = self.prior.plus(rows)
+        if self.learns_constant:
+            target = replace(target, constant=self._moved(self.belief.constant, rows))
+        self.belief = self.belief.towards(target, rate)
 
     def snapshot(self) -> NaturalBelief:
         return self.belief
@@ -86,18 +109,22 @@ class AdamSteps(MovingBelief):
         N(0, I).
     rate : float
         Learning rate of Adam.
+    learns_constant : bool
+        Whether the constants are trained, too.
     """
 
-    moving = ("mean", "factor", "adam")
+    moving = ("mean", "factor", "constant", "adam")
 
-    def __init__(self, prior: NaturalBelief, rate: float):
+    def __init__(self, prior: NaturalBelief, rate: float, learns_constant: bool):
+        self.prior, self.rate, self.learns_constant = prior, rate, learns_constant
         self.mean, self.factor = prior.shift.clone(), prior.precision.clone()
+        self.constant = prior.constant.clone()
         self.adam = TensorAdam([([self.mean, self.factor], rate)])
 
     def whitened(self) -> WhitenedBelief:
         C = self.factor
         log_det = 2 * C.diagonal(dim1=1, dim2=2).abs().log().sum(1)
-        return WhitenedBelief(self.mean.clone(), C @ C.mT, log_det)
+        return WhitenedBelief(self.mean.clone(), C @ C.mT, log_det, self.constant.clone())
 
     def step(self, rows: RowStatistics, n: int, n_steps: int) -> None:
         """Ascend the bound, whose gradient in S is (S^-1 - I - P) / 2 per latent function."""
@@ -106,10 +133,12 @@ class AdamSteps(MovingBelief):
         self.mean.grad = (self.mean - rows.d_mean) / n
         self.factor.grad = shared * (C + rows.precision @ C - inverse).tril() / n
         self.adam.step()
+        if self.learns_constant:
+            self.constant.lerp_(self._moved(self.constant, rows), self.rate)
 
-    def snapshot(self) -> tuple[torch.Tensor, torch.Tensor]:
-        return self.mean.clone(), self.factor.clone()
+    def snapshot(self) -> tuple[Tensor, ...]:
+        return self.mean.clone(), self.factor.clone(), self.constant.clone()
 
-    def restore(self, snapshot: tuple[torch.Tensor, torch.Tensor]) -> None:
-        self.mean.copy_(snapshot[0])
-        self.factor.copy_(snapshot[1])
+    def restore(self, snapshot: tuple[Tensor, ...]) -> None:
+        for kept, value in zip((self.mean, self.factor, self.constant), snapshot, strict=True):
+            kept.copy_(value)

@@ -7,8 +7,9 @@ down to k(Z, X), k(Z, Z) and the diagonal. Autograd differentiates only the kern
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
+from typing import Any
 
 import torch
 from jaxtyping import Float, Float64
@@ -26,6 +27,12 @@ JITTER = {torch.float64: 1e-8, torch.float32: 1e-6}
 _OF_NOISE = 1e-5
 
 
+def _default_constant(belief: Any, mean: Float64[Tensor, "m q"]) -> None:
+    """Set the constants of a new belief to zero, unless they are given."""
+    if belief.constant is None:
+        object.__setattr__(belief, "constant", mean.new_zeros(mean.shape[1]))
+
+
 @dataclass(frozen=True, eq=False)
 class WhitenedBelief:
     """q(v) = N(mean, covariance) over whitened inducing values.
@@ -38,11 +45,17 @@ class WhitenedBelief:
         s is q, or 1 if the latent functions share the covariance.
     log_det : Tensor of shape (s,)
         Of the covariances.
+    constant : Tensor of shape (q,)
+        The prior means of the latent functions; zero by default.
     """
 
     mean: Float64[Tensor, "m q"]
     covariance: Float64[Tensor, "s m m"]
     log_det: Float64[Tensor, " s"]
+    constant: Float64[Tensor, " q"] = None  # type: ignore[assignment]
+
+    def __post_init__(self) -> None:
+        _default_constant(self, self.mean)
 
     def divergence(self) -> float:
         """KL(q(v) || N(0, I)), summed over latent functions."""
@@ -70,24 +83,38 @@ class NaturalBelief:
     ----------
     precision : Tensor of shape (s, m, m)
     shift : Tensor of shape (m, q)
+    constant : Tensor of shape (q,)
+        As in `WhitenedBelief`.
     """
 
     precision: Float64[Tensor, "s m m"]
     shift: Float64[Tensor, "m q"]
+    constant: Float64[Tensor, " q"] = None  # type: ignore[assignment]
+
+    def __post_init__(self) -> None:
+        _default_constant(self, self.shift)
 
     @classmethod
-    def prior(cls, m: int, q: int, s: int, device: torch.device) -> NaturalBelief:
-        """q(v) = N(0, I)."""
+    def prior(
+        cls,
+        m: int,
+        q: int,
+        s: int,
+        device: torch.device,
+        constant: Float64[Tensor, " q"] | None = None,
+    ) -> NaturalBelief:
+        """q(v) = N(0, I), with these constants."""
         eye = torch.eye(m, dtype=torch.float64, device=device)
-        return cls(eye.repeat(s, 1, 1), eye.new_zeros(m, q))
+        constant = eye.new_zeros(q) if constant is None else constant.to(device)
+        return cls(eye.repeat(s, 1, 1), eye.new_zeros(m, q), constant)
 
     @classmethod
     def of(cls, belief: WhitenedBelief) -> NaturalBelief:
         """The same belief in these parameters; O(s m^3)."""
         P = torch.cholesky_inverse(torch.linalg.cholesky(belief.covariance))
         if len(P) == 1:
-            return cls(P, P[0] @ belief.mean)
-        return cls(P, torch.einsum("qij,jq->iq", P, belief.mean))
+            return cls(P, P[0] @ belief.mean, belief.constant)
+        return cls(P, torch.einsum("qij,jq->iq", P, belief.mean), belief.constant)
 
     def whitened(self) -> WhitenedBelief:
         """Mean and covariance; O(s m^3) when they are asked for the first time."""
@@ -99,8 +126,10 @@ class NaturalBelief:
         S = torch.stack([torch.cholesky_inverse(L) for L in factors])
         log_det = torch.stack([-2 * L.diagonal().log().sum() for L in factors])
         if len(S) == 1:
-            return WhitenedBelief(torch.cholesky_solve(self.shift, factors[0]), S, log_det)
-        return WhitenedBelief(torch.einsum("qij,jq->iq", S, self.shift), S, log_det)
+            mean = torch.cholesky_solve(self.shift, factors[0])
+        else:
+            mean = torch.einsum("qij,jq->iq", S, self.shift)
+        return WhitenedBelief(mean, S, log_det, self.constant)
 
     def towards(self, other: NaturalBelief, rate: float) -> NaturalBelief:
         """A natural-gradient step of length `rate`, which is a weighted average.
@@ -109,11 +138,13 @@ class NaturalBelief:
         equations 11 and 12.
         """
         precision = torch.lerp(self.precision, other.precision, rate)
-        return NaturalBelief(precision, torch.lerp(self.shift, other.shift, rate))
+        shift = torch.lerp(self.shift, other.shift, rate)
+        return NaturalBelief(precision, shift, torch.lerp(self.constant, other.constant, rate))
 
     def plus(self, rows: RowStatistics) -> NaturalBelief:
         """The belief multiplied by the likelihood terms of rows."""
-        return NaturalBelief(self.precision + rows.precision, self.shift + rows.shift)
+        precision, shift = self.precision + rows.precision, self.shift + rows.shift
+        return NaturalBelief(precision, shift, self.constant)
 
 
 @dataclass(frozen=True, eq=False)
@@ -128,16 +159,19 @@ class RowStatistics:
         A (d_mean + w mean).
     d_mean : Tensor of shape (m, q)
         A d_mean, the gradient of the expected log likelihood in the belief's mean.
+    slope, curvature : Tensor of shape (q,)
+        Sums of d_mean and of w: the derivatives in the constants of the latent functions.
     """
 
     precision: Float64[Tensor, "s m m"]
     shift: Float64[Tensor, "m q"]
     d_mean: Float64[Tensor, "m q"]
+    slope: Float64[Tensor, " q"]
+    curvature: Float64[Tensor, " q"]
 
     def __add__(self, other: RowStatistics) -> RowStatistics:
-        return RowStatistics(
-            self.precision + other.precision, self.shift + other.shift, self.d_mean + other.d_mean
-        )
+        names = [field.name for field in fields(self)]
+        return RowStatistics(*(getattr(self, name) + getattr(other, name) for name in names))
 
 
 @dataclass(frozen=True, eq=False)
@@ -287,7 +321,8 @@ def variational_bound(  # noqa: PLR0913 (the terms of one equation)
     mean = A.T @ belief.mean.to(A, non_blocking=True)
     variance = K.diag[:, None] + (K.cross * T).sum(1).T
     variance = variance.clamp_min(torch.finfo(A.dtype).eps * float(K.diag.max()))
-    terms = likelihood.expected(Y, mean, variance, K.noise, generator)
+    centre = mean + belief.constant.to(mean, non_blocking=True)
+    terms = likelihood.expected(Y, centre, variance, K.noise, generator)
     if isinstance(weight, Tensor):
         own, each = weight.to(terms.value), weight.to(mean)[:, None]
         terms = LikelihoodTerms(
@@ -305,7 +340,8 @@ def variational_bound(  # noqa: PLR0913 (the terms of one equation)
     w = (-2 / shared * g_var).clamp_min(0)
     P = precise(torch.stack([(A * w_s) @ A.T for w_s in w.T]))
     d_mean = precise(A @ g_mean)
-    rows = RowStatistics(P, precise(A @ (g_mean + w * mean)), d_mean)
+    slope, curvature = precise(g_mean.sum(0)), precise(w.sum(0)).expand(mean.shape[1])
+    rows = RowStatistics(P, precise(A @ (g_mean + w * mean)), d_mean, slope, curvature)
     if not eval_gradient:
         return BoundEvaluation(value, rows, None)
     left_out = g_var.clamp_min(0)

@@ -5,11 +5,11 @@ More than half of this file documents the parameters.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
 import torch
-from scipy.optimize import minimize_scalar
 from scipy.special import ndtri
 from sklearn.gaussian_process.kernels import ConstantKernel, Matern, WhiteKernel
 from sklearn.utils import check_random_state
@@ -18,9 +18,18 @@ from torch import nn
 from ..._compat import fit_context, sobol
 from ...core import FitRun, GPClassifierBase, input_scaling
 from ...core.data import RowSource
-from ...core.likelihoods import Bernoulli, Likelihood, Softmax, resolve_likelihood
+from ...core.likelihoods import (
+    Bernoulli,
+    Likelihood,
+    Softmax,
+    best_power,
+    class_shares,
+    resolve_likelihood,
+    towards_shares,
+)
 from ...core.posteriors import Affine
 from ...kernels import compile_kernel, default_kernel
+from ...kernels._priors import LogNormal
 from ._base import SparseMixin, Start
 from ._plan import MOST_POINTS
 from ._stepper import SparseFit, SparseModel, SparseRows
@@ -36,9 +45,12 @@ _LATENT_VARIANCE = 30.0
 # factors of their own.
 _FACTORS = (1e-3, 1e5)
 _COLUMNS_WITH_FACTORS = 200
-# Rows that determine the power of the probabilities, and the largest logarithm of that power.
+# Rows that determine the power of the probabilities.
 _POWER_ROWS = 2000
-_LARGEST_POWER = 1.4
+# Log-normal prior of the length scales of the default kernel: its median for one column, in the
+# columns' standard deviations, which grows with the root of the number of columns, and the standard
+# deviation of the logarithm.
+_LENGTH_SCALE, _LENGTH_SPREAD = 2.0, 1.0
 
 
 class SVGPClassifier(SparseMixin, GPClassifierBase):
@@ -297,6 +309,7 @@ class SVGPClassifier(SparseMixin, GPClassifierBase):
     def _fit(self, X: Any, y: Any, classes: Any, sample_weight: Any = None) -> SVGPClassifier:
         with FitRun(self) as run:
             X, codes, counts = self._read_weighted(X, y, classes, sample_weight)
+            self.class_prior_ = class_shares(codes, len(self.classes_), counts)
             Y, c = codes[:, None].astype(np.float64), len(self.classes_)
             likelihood = self._checked_likelihood(c, run)
             scaling, noise = input_scaling(X, Y, False), np.zeros(len(X))
@@ -325,18 +338,7 @@ class SVGPClassifier(SparseMixin, GPClassifierBase):
         codes = some.take(slice(None))[1].long().cpu()
         draws = None if self.draws_ is None else torch.tensor(self.draws_)
         p = self.likelihood_.probabilities(mean, variance, model.n_outputs, draws)
-        log_p = p.clamp_min(1e-12).log()
-
-        def loss(log_power: float) -> float:
-            log_likelihood = torch.log_softmax(np.exp(log_power) * log_p, 1).gather(1, codes)
-            if counts is not None:
-                log_likelihood = log_likelihood * counts[:, None]
-            # The logarithm has a standard normal prior, for tables with few rows.
-            return float(-log_likelihood.sum()) + 0.5 * log_power**2
-
-        bounds = (-_LARGEST_POWER, _LARGEST_POWER)
-        power = minimize_scalar(loss, bounds=bounds, method="bounded", options={"xatol": 1e-3})
-        return float(np.exp(power.x))
+        return best_power(p, codes[:, 0], torch.tensor(self.class_prior_), counts)
 
     def _draw(self, c: int) -> np.ndarray:
         seed = check_random_state(self.random_state).randint(2**31 - 1)
@@ -351,6 +353,19 @@ class SVGPClassifier(SparseMixin, GPClassifierBase):
         """Columns with little variation, such as rare words, get the median length scale."""
         spread = np.broadcast_to(spread, (width,))
         return default_kernel(width, np.maximum(spread, np.median(spread)), _LATENT_VARIANCE).k1
+
+    def _priors(self, kernel, shape, noisy, run):
+        """Those of the user; by default, length scales at which functions generalise.
+
+        A regression on labels without signal has the same likelihood at very short length scales
+        as at long ones with noise.
+        """
+        run.priors = self.priors
+        if run.priors is None and self.kernel is None:
+            scale = np.atleast_1d(kernel.k2.length_scale)
+            median = _LENGTH_SCALE * math.sqrt(shape[1]) * scale
+            run.priors = {"k2__length_scale": LogNormal(median, _LENGTH_SPREAD)}
+        return run.priors
 
     def _start_problems(self, model: SparseModel, X: torch.Tensor, Y: torch.Tensor) -> list[Start]:
         """Regressions on the labels, whose length scales are factors of the kernel's.
@@ -378,7 +393,12 @@ class SVGPClassifier(SparseMixin, GPClassifierBase):
             ConstantKernel() * Matern(factor, _FACTORS, nu=1.5) + WhiteKernel(1.0, (1e-2, 1e2))
             for factor in factors
         ]
-        return [(compile_kernel(one, d), X / unit, labels, to_theta) for one in regressions]
+        prior = LogNormal(_LENGTH_SCALE * math.sqrt(d), _LENGTH_SPREAD)
+        priors = {"k1__k2__length_scale": prior}
+        return [
+            (compile_kernel(one, d, priors=priors), X / unit, labels, to_theta)
+            for one in regressions
+        ]
 
     def _as_module(self) -> nn.Module:
         return _ClassModule(self)
@@ -386,7 +406,7 @@ class SVGPClassifier(SparseMixin, GPClassifierBase):
     def _probabilities(self, X: np.ndarray) -> np.ndarray:
         posterior, c = self._posterior(), len(self.classes_)
         room = max(1, _DRAWN // (_DRAWS * c + len(self.inducing_points_)))
-        out = np.empty((len(X), c))
+        out, shares = np.empty((len(X), c)), torch.tensor(self.class_prior_)
         draws = None if self.draws_ is None else torch.tensor(self.draws_, device=posterior.device)
         for start in range(0, len(X), room):
             part = slice(start, start + room)
@@ -394,8 +414,7 @@ class SVGPClassifier(SparseMixin, GPClassifierBase):
             mean, variance = posterior.latent_moments(rows)
             variance = variance + posterior.noise(rows)[:, None]
             p = self.likelihood_.probabilities(mean, variance, c, draws)
-            log_p = p.clamp_min(torch.finfo(p.dtype).tiny).log()
-            out[part] = torch.softmax(self.probability_power_ * log_p, 1).cpu().numpy()
+            out[part] = towards_shares(p, shares, self.probability_power_).cpu().numpy()
         return out
 
 
@@ -403,15 +422,17 @@ class _ClassModule(nn.Module):
     """The probabilities of an `SVGPClassifier`: rows (m, d) to (m, c)."""
 
     draws: torch.Tensor | None
+    shares: torch.Tensor
 
     def __init__(self, of: SVGPClassifier):
         super().__init__()
         self.inputs = Affine(of._scaling.x_mean, of._scaling.x_scale)
         self.latent, self._likelihood = of._posterior().latent_module(), of.likelihood_
         self._power, self._c = float(of.probability_power_), len(of.classes_)
+        self.register_buffer("shares", torch.tensor(of.class_prior_))
         self.register_buffer("draws", None if of.draws_ is None else torch.tensor(of.draws_))
 
     def forward(self, X: torch.Tensor) -> torch.Tensor:
         mean, variance = self.latent(self.inputs(X))
         p = self._likelihood.probabilities(mean, variance, self._c, self.draws)
-        return torch.softmax(self._power * p.clamp_min(torch.finfo(p.dtype).tiny).log(), 1)
+        return towards_shares(p, self.shares, self._power)

@@ -25,6 +25,7 @@ class Values(NamedTuple):
     mean: Tensor
     covariance: Tensor
     log_det: Tensor
+    constant: Tensor
 
     @classmethod
     def of(cls, stepper: SparseStepper) -> Values:
@@ -129,8 +130,9 @@ def batch_sums(
     `values` are `Values`. The entries are NaN if k(Z, Z) has no factor. Gradients are those of the
     negative bound, zeros if not asked for.
     """
-    theta, Z, mean, covariance, _ = at = Values(*values)
-    nothing = tuple(map(torch.zeros_like, (covariance, mean, mean, theta, Z)))
+    theta, Z, mean, covariance, _, constant = at = Values(*values)
+    like = (covariance, mean, mean, constant, constant, theta, Z)
+    nothing = tuple(map(torch.zeros_like, like))
     if not len(own):
         return _doubles(nothing)
     leaves = [leaf.clone().requires_grad_(eval_gradient) for leaf in (theta, Z)]

@@ -103,10 +103,10 @@ class InducingPosterior(Posterior):
         # The variance given the inducing values, and that from their own uncertainty.
         left = reported_variance(prior - A.square().sum(0), prior)
         spread = torch.stack([((S @ A) * A).sum(0) for S in self.belief.covariance], 1)
-        return K.T @ self.weights, left[:, None] + spread
+        return K.T @ self.weights + self.belief.constant, left[:, None] + spread
 
     def mean(self, X: Float[Tensor, "b d"]) -> Float[Tensor, "b t"]:
-        return self._cross(self._seen(X)).T @ self.weights
+        return self._cross(self._seen(X)).T @ self.weights + self.belief.constant
 
     def moments(self, X: Float[Tensor, "b d"]) -> Moments:
         mean, variance = self.latent_moments(X)
@@ -147,7 +147,8 @@ class InducingPosterior(Posterior):
             minus = whiten
             plus = whiten @ cholesky_with_jitter(self.belief.covariance[0])[0]
         transform = None if self._transform_module is None else self._transform_module()
-        return LinearModule(features, self.weights, minus, plus, whiten, transform)
+        constant = self.belief.constant
+        return LinearModule(features, self.weights, minus, plus, whiten, transform, 1.0, constant)
 
     def latent_module(self) -> LatentModule:
         """`latent_moments` as a torch module, with the kernel's white noise."""
@@ -155,7 +156,8 @@ class InducingPosterior(Posterior):
         roots = [whiten @ cholesky_with_jitter(S)[0] for S in self.belief.covariance]
         features = KernelFeatures(self.kernel, self.theta, self.Z)
         transform = None if self._transform_module is None else self._transform_module()
-        return LatentModule(features, self.weights, whiten, torch.stack(roots), transform)
+        made = whiten, torch.stack(roots), transform, self.belief.constant
+        return LatentModule(features, self.weights, *made)
 
     def functions(self, n_samples: int, generator: torch.Generator) -> nn.Module:
         """g(x) + k(x, Z) L^-T (v - L^-1 g(Z)) for draws g of the prior and v of the belief."""
@@ -168,7 +170,8 @@ class InducingPosterior(Posterior):
         with torch.no_grad():
             g = prior(self.Z.cpu()).flatten(1)
         weights = (inverse.T @ (v.flatten(1) - inverse @ g)).reshape(v.shape)
-        moved = WeightDraws(KernelFeatures(self.kernel, self.theta, self.Z), weights)
+        features, constant = KernelFeatures(self.kernel, self.theta, self.Z), self.belief.constant
+        moved = WeightDraws(features, weights, constant)
         drawn = Moved(prior, moved)
         return drawn if transform is None else nn.Sequential(transform, drawn)
 

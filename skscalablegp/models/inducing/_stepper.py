@@ -248,7 +248,7 @@ class SparseStepper(Stepper):
     objective_name = "lower bound per row"
     moving = ("_theta", "_points", "weights", "belief", "_adam", "n_steps", "generator", "_batches")
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 (the values that steps move)
         self,
         model: SparseModel,
         rows: SparseRows,
@@ -258,6 +258,7 @@ class SparseStepper(Stepper):
         unit: Tensor,
         settings: SparseSettings,
         generator: Generator,
+        constant: Tensor | None = None,
     ):
         self.model, self.rows, self.settings, self.generator = model, rows, settings, generator
         self.unit, self.weights = unit, weights
@@ -267,14 +268,13 @@ class SparseStepper(Stepper):
         if model.kernel.log_prior:
             self.objective_name = "lower bound + log prior per row"
         q = model.likelihood.n_latent(model.n_outputs)
-        prior = NaturalBelief.prior(len(Z), q, model.n_factors, Z.device)
-        rate = settings.variational_learning_rate
+        prior = NaturalBelief.prior(len(Z), q, model.n_factors, Z.device, constant)
+        rate, likelihood = settings.variational_learning_rate, model.likelihood
+        whole, learns = settings.batch_size >= len(rows), not likelihood.additive
         self.belief: MovingBelief = (
-            AdamSteps(prior, rate)
+            AdamSteps(prior, rate, learns)
             if settings.variational_optimizer == "adam"
-            else NaturalSteps(
-                prior, rate, model.likelihood.conjugate, settings.batch_size >= len(rows)
-            )
+            else NaturalSteps(prior, rate, likelihood.conjugate, whole, learns)
         )
         self._adam = self._optimizer()
         self._batches = rows.batches(settings.batch_size, generator)

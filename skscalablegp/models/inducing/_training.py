@@ -49,6 +49,8 @@ class SparseTraining:
         Initial weights of the network, which training changes.
     unit : float
         The target's mean square.
+    constant : Tensor of shape (q,)
+        The prior means of the latent functions at the start.
     """
 
     model: SparseModel
@@ -56,6 +58,7 @@ class SparseTraining:
     plan: SparsePlan
     weights: list[Tensor]
     unit: float
+    constant: Tensor
 
 
 def best_noise(
@@ -140,7 +143,7 @@ def begin(
         theta = best_noise(model, theta, Z, rows, training.unit, generator)
     spread = torch.as_tensor(column_spread(Z.detach().cpu().numpy())).to(Z)
     units = point_units(model.kernel, theta, spread)
-    made = (theta, Z, training.weights, units, settings, generator)
+    made = (theta, Z, training.weights, units, settings, generator, training.constant)
     return rows.stepper(model, *made)
 
 
@@ -186,7 +189,7 @@ def left_out(
         A = (inverse.to(X) @ values.cross).double()
         known = torch.stack([((S @ A) * A).sum(0) for S in fit.belief.covariance], 1)
         rest = (values.diag.double() - A.square().sum(0)).clamp_min(0)[:, None]
-        mean = A.T @ fit.belief.mean
+        mean = A.T @ fit.belief.mean + fit.belief.constant
         terms = model.likelihood.expected(
             Y.double(), mean, known + rest, values.noise.double(), generator
         )

@@ -1,0 +1,84 @@
+"""The shares of classes, and probabilities between these and those of a model."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from scipy.optimize import minimize_scalar
+from torch import Tensor
+
+# Largest logarithm of a power of probability ratios, and of its inverse.
+_LARGEST_POWER = 1.4
+# The shares alone predict unless the log loss, summed over rows, is lower by so many nats.
+_CLEARLY = 2.0
+# Least probability of a held-out row.
+_LEAST = 1e-12
+
+
+def class_shares(codes: Any, n_classes: int, counts: Any = None) -> Float[np.ndarray, " c"]:
+    """The shares of classes, with one more row divided among them, so that none is zero.
+
+    Parameters
+    ----------
+    codes : array-like of shape (n,)
+        Numbers of the classes.
+    n_classes : int
+    counts : array-like of shape (n,), optional
+        Weights of the rows.
+    """
+    codes = np.asarray(codes, dtype=np.int64)
+    total = np.bincount(codes, counts, n_classes) + 1 / n_classes
+    return total / total.sum()
+
+
+def towards_shares(
+    p: Float[Tensor, "m c"], shares: Float[Tensor, " c"], power: float
+) -> Float[Tensor, "m c"]:
+    """Probabilities proportional to shares (p / shares)^power.
+
+    A power of one leaves them, and zero gives the shares of the classes.
+    """
+    prior = shares.to(p).log()
+    log_p = p.clamp_min(torch.finfo(p.dtype).tiny).log()
+    return torch.softmax(prior + power * (log_p - prior), 1)
+
+
+def best_power(
+    p: Float[Tensor, "m c"],
+    codes: Tensor,
+    shares: Float[Tensor, " c"],
+    counts: Tensor | None = None,
+) -> float:
+    """The power of `towards_shares` with the smallest log loss of held-out rows.
+
+    Its logarithm has a standard normal prior, for tables with few rows. The power is zero if the
+    probabilities are not clearly better than the shares alone.
+
+    Parameters
+    ----------
+    p : Tensor of shape (m, c)
+        Probabilities of rows by a model that has not seen their labels.
+    codes : Tensor of shape (m,)
+        Their classes.
+    shares : Tensor of shape (c,)
+    counts : Tensor of shape (m,), optional
+        Weights of the rows.
+    """
+    p, codes = p.clamp_min(_LEAST), codes[:, None]
+    weight = torch.ones(len(p), dtype=p.dtype) if counts is None else counts.to(p)
+
+    def loss(power: float) -> float:
+        chosen = towards_shares(p, shares, power).gather(1, codes)[:, 0]
+        return float(-(weight @ chosen.log()))
+
+    def penalised(log_power: float) -> float:
+        return loss(math.exp(log_power)) + 0.5 * log_power**2
+
+    bounds = (-_LARGEST_POWER, _LARGEST_POWER)
+    found = minimize_scalar(penalised, bounds=bounds, method="bounded", options={"xatol": 1e-3})
+    power = math.exp(found.x)
+    return power if loss(power) < loss(0.0) - _CLEARLY else 0.0
