@@ -241,6 +241,27 @@ class GPClassifierBase(ClassifierMixin, GPModel):
         """
         return self._by_blocks(X, self._probabilities)
 
+    def predict_log_proba(self, X) -> np.ndarray:
+        """Predict the logarithms of class probabilities.
+
+        Parameters
+        ----------
+        X : array-like of shape (m, d)
+            Rows to predict.
+
+        Returns
+        -------
+        log_probabilities : ndarray of shape (m, c)
+            Logarithms of `predict_proba`; a probability that rounds to zero counts as the smallest
+            positive number.
+
+        Raises
+        ------
+        NotFittedError
+            Before `fit`.
+        """
+        return np.log(np.maximum(self.predict_proba(X), np.finfo(np.float64).tiny))
+
     def log_predictive_density(self, X, y) -> np.ndarray:
         """Log predictive probabilities of observed classes, one for each row.
 
@@ -263,7 +284,7 @@ class GPClassifierBase(ClassifierMixin, GPModel):
         NotFittedError
             Before `fit`.
         """
-        probabilities = self.predict_proba(X)  # raises NotFittedError before `fit`
+        probabilities = self.predict_log_proba(X)  # raises NotFittedError before `fit`
         labels = column_or_1d(y)
         if len(labels) != len(probabilities):
             raise ValueError(
@@ -271,8 +292,7 @@ class GPClassifierBase(ClassifierMixin, GPModel):
                 f"{len(probabilities)} rows."
             )
         codes = self._numbered(labels, reset=False)
-        chosen = probabilities[np.arange(len(codes)), codes]
-        return np.log(np.maximum(chosen, np.finfo(np.float64).tiny))
+        return probabilities[np.arange(len(codes)), codes]
 
     def predict(self, X) -> np.ndarray:
         """Predict the most probable class.

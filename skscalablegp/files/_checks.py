@@ -41,6 +41,8 @@ NUMBERS = {
     "inducing_points_": "m q",
     "variational_mean_": "m t",
     "variational_cov_": "t m m",
+    "latent_constant_": "k",
+    "class_prior_": "c",
     "coef_": "m t",
     "coef_precision_cholesky_": "m m",
     "coef_covariance_cholesky_": "m m",
@@ -108,12 +110,12 @@ SCALARS = ("noise_variance_ +", "_scale +", "local_power_", "_variance_scale +")
 SCALARS += ("n_features_in_ +", "n_neighbors_ +", "n_iter_", "n_samples_seen_ +")
 # Attributes that are either all present or all absent.
 TOGETHER = [("X_train_", "y_train_", "_noise_train"), ("_y_train_mean", "_y_train_std")]
-TOGETHER += [("variational_mean_", "variational_cov_")]
+TOGETHER += [("variational_mean_", "variational_cov_", "latent_constant_")]
 TOGETHER += [("_counts_train", "_within_train"), ("Table.counts", "Table.within")]
 # Arrays and numbers that divide.
 _POSITIVE = {"_y_train_std", "Scaling.x_scale", "Scaling.y_scale", "GridFeatures.x_scale"}
 _POSITIVE |= {"GridFeatures.spread", "Table.y_std", "_counts_train", "Table.counts"}
-_POSITIVE |= {"SampledModel.support_share"}
+_POSITIVE |= {"SampledModel.support_share", "class_prior_"}
 # Whole numbers in fitted state stay below the first, others below the second: fits take numbers up
 # to 1e30, and squares of these and their inverses must have squares.
 _LARGEST, _LARGEST_NUMBER = 2**48, 1e100

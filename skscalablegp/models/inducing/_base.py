@@ -137,8 +137,9 @@ class SparseMixin:
             f"{machine.device if plan.whole else run.device}"
         )
         weights = [w.to(machine.device) for w in weights]
-        constant = torch.zeros(likelihood.n_latent(n_outputs), dtype=torch.float64)
-        if not likelihood.additive:
+        constant = None
+        if likelihood.classes or (self.kernel is None and not likelihood.additive):
+            # A kernel that is given for a regression is the prior of its latent function.
             constant = likelihood.constant(targets, n_outputs, counts)
         plan = self._scaled_points(plan, inputs)
         return SparseTraining(model, rows, plan, weights, unit, constant)

@@ -139,6 +139,9 @@ class SVGPRegressor(SparseMixin, MinibatchGPRegressorBase):
         Mean of the whitened function values at the inducing points.
     variational_cov_ : ndarray of shape (1, m, m)
         Covariance of these values, which the targets share.
+    latent_constant_ : ndarray of shape (t,)
+        Constants of the latent functions. They are trained if there is no additive noise and no
+        kernel is given, and are zero otherwise.
     lower_bound_ : float
         Lower bound of the log marginal likelihood of the rows of `fit`, in units of the normalised
         target, summed over rows and targets.

@@ -49,8 +49,8 @@ class SparseTraining:
         Initial weights of the network, which training changes.
     unit : float
         The target's mean square.
-    constant : Tensor of shape (q,)
-        The prior means of the latent functions at the start.
+    constant : Tensor of shape (q,) or None
+        The prior means of the latent functions at the start, which are trained; None for zero.
     """
 
     model: SparseModel
@@ -58,7 +58,7 @@ class SparseTraining:
     plan: SparsePlan
     weights: list[Tensor]
     unit: float
-    constant: Tensor
+    constant: Tensor | None = None
 
 
 def best_noise(

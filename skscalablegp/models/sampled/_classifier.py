@@ -45,7 +45,7 @@ class QSGPClassifier(QSGPMixin, GPClassifierBase):
         basis="auto" use Fourier features, and basis="rows" that many random rows.
     basis : {"auto", "fourier", "rows"} or ndarray of shape (m, d), default="auto"
         Basis functions of the model. They are random Fourier features, or kernel functions at all
-        rows or at given points (in X's units). "auto" takes kernel functions for up to 2,000 rows.
+        rows or at given points (in X's units). "auto" takes kernel functions for up to 5,000 rows.
         It adds rows as points until, given these, the variance of every row is below a hundredth of
         the noise, or as many as a few seconds allow. For more rows, in streams, and if
         `n_components`, `n_dense` or `inference` require features or steps, it takes "fourier". With
