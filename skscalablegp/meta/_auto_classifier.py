@@ -6,15 +6,15 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+import torch
 from jaxtyping import Float
-from scipy.optimize import minimize_scalar
-from scipy.special import log_softmax, softmax
 from sklearn.base import MetaEstimatorMixin
 from sklearn.utils.validation import check_is_fitted
 from torch import nn
 
 from .._compat import fit_context
 from ..core import FitRun, GPClassifierBase
+from ..core.likelihoods import best_power, class_shares, towards_shares
 from ..core.posteriors import Posterior
 from ..models.inducing import SVGPClassifier
 from ._auto_base import AutoBase, Trial
@@ -39,8 +39,6 @@ _QUICK = {"max_iter": 8, "variational_learning_rate": 0.8}
 # after these differs from that after 300 small steps by 0.012 on average, and by 0.011 after the
 # thirty steps of the default, whose draws are random.
 _QUICK_MANY = {"max_iter": 10, "variational_learning_rate": 0.5}
-# Largest logarithm of a temperature, up or down.
-_WIDEST = 2.5
 
 
 @dataclass(frozen=True, eq=False)
@@ -147,7 +145,10 @@ class AutoGPClassifier(AutoBase, MetaEstimatorMixin, GPClassifierBase):
     weights_ : ndarray of shape (k,)
         Their weights.
     temperature_ : float
-        The logarithms of the probabilities are divided by it.
+        Log ratios of the probabilities to `class_prior_` are divided by it. It is infinite where
+        held-out rows do not show that the members know more than the shares of the classes.
+    class_prior_ : ndarray of shape (c,)
+        Shares of the classes, with one more row divided among them.
     held_out_ : ndarray of shape (m,)
         Indices of the held-out rows; all rows where folds are used.
     held_out_proba_ : ndarray of shape (m, c)
@@ -244,6 +245,7 @@ class AutoGPClassifier(AutoBase, MetaEstimatorMixin, GPClassifierBase):
         with FitRun(self) as run:
             X, y = self._read_mixed(X, y, run)
             y = self._numbered(y)
+            self.class_prior_ = class_shares(y, len(self.classes_))
             run.begin(X, y)
             tried = class_candidates(self.members, len(X))
             if isinstance(self.members, str):
@@ -326,18 +328,17 @@ class AutoGPClassifier(AutoBase, MetaEstimatorMixin, GPClassifierBase):
             model.temperature_ = 1.0
 
     def _choose_temperature(self, rows: Rows) -> None:
-        """The temperature with the smallest log loss of held-out rows, and of some rows at one."""
+        """The temperature with the smallest log loss of held-out rows.
+
+        It is infinite, so that the shares of the classes predict, unless these rows' probabilities
+        are clearly better.
+        """
         scored = np.isin(self.held_out_, rows.held[rows.scored])
         scored = scored if scored.any() else np.ones(len(scored), bool)
-        logs = np.log(np.maximum(self.held_out_proba_[scored], _LEAST))
-        y = rows.y[self.held_out_[scored]]
-
-        def loss(log: float) -> float:
-            found = log_softmax(np.exp(-log) * logs, axis=1)
-            return _AT_ONE * 0.5 * log**2 - found[np.arange(len(y)), y].sum()
-
-        found = minimize_scalar(loss, bounds=(-_WIDEST, _WIDEST), method="bounded").x
-        self.temperature_ = float(np.exp(found))
+        p = torch.as_tensor(np.maximum(self.held_out_proba_[scored], _LEAST))
+        y = torch.as_tensor(rows.y[self.held_out_[scored]])
+        power = best_power(p, y, torch.as_tensor(self.class_prior_), at_one=_AT_ONE)
+        self.temperature_ = 1 / power if power > 0 else np.inf
 
     def _conclude(self, rows: Rows, refitted: list[str], compared: Comparison) -> None:
         """The leaderboard, the explanation and the report."""
@@ -361,11 +362,14 @@ class AutoGPClassifier(AutoBase, MetaEstimatorMixin, GPClassifierBase):
             weight * self._completed(inner, X)
             for weight, inner in zip(self.weights_, self.estimators_, strict=True)
         )
-        return softmax(np.log(np.maximum(pooled, _LEAST)) / self.temperature_, axis=1)
+        pooled = torch.as_tensor(np.maximum(pooled, _LEAST))
+        shares = torch.as_tensor(self.class_prior_)
+        return towards_shares(pooled, shares, 1 / self.temperature_).numpy()
 
     def _as_module(self) -> nn.Module:
-        pool = self.estimators_, self.weights_, len(self.classes_), self.temperature_, _LEAST
-        return nn.Sequential(self._input_module(), PooledClasses(*pool))
+        calibration = self.class_prior_, self.temperature_, _LEAST
+        pool = PooledClasses(self.estimators_, self.weights_, *calibration)
+        return nn.Sequential(self._input_module(), pool)
 
     def _build_posterior(self) -> Posterior:
         raise TypeError("An average of classifiers has no posterior of its own: see estimators_.")

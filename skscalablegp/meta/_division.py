@@ -233,7 +233,18 @@ def _pairs(
         if groups is not None:
             once, size = GroupShuffleSplit, held / n
         parts = once(1, test_size=size, random_state=seed)
-    return [(np.sort(a), np.sort(b)) for a, b in parts.split(X, y, groups)]
+    pairs = [(np.sort(a), np.sort(b)) for a, b in parts.split(X, y, groups)]
+    return [_with_all_classes(*pair, y) for pair in pairs] if classes else pairs
+
+
+def _with_all_classes(
+    fitted: np.ndarray, new: np.ndarray, y: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """The parts with rows moved to the first one of classes that it lacks; no fit may lack one."""
+    moved = ~np.isin(y[new], y[fitted])
+    if moved.all():
+        return fitted, new
+    return np.sort(np.concatenate([fitted, new[moved]])), new[~moved]
 
 
 def copies(X: np.ndarray, y: np.ndarray, classes: bool = False) -> np.ndarray:

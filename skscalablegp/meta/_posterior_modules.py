@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
+from ..core.likelihoods import towards_shares
 from ..core.posteriors import JointMoments, Moments, PosteriorModule
 from ._modules import PredictorModule, predictor_module, probability_module
 from ._noise import NoiseModel, NoisePart
@@ -263,33 +264,34 @@ class ShiftedDraws(nn.Module):
 
 
 class PooledClasses(nn.Module):
-    """Weighted probabilities of classifiers at a temperature: rows (m, d) to (m, c).
+    """Weighted probabilities of classifiers, towards the classes' shares: rows (m, d) to (m, c).
 
     Parameters
     ----------
     members : list of classifier
-        Fitted; their classes are numbers below `n_classes`.
+        Fitted; their classes are numbers below c.
     weights : sequence of float
-    n_classes : int
+    shares : ndarray of shape (c,)
     temperature : float
+        One over the power of `towards_shares`.
     least : float
         Smaller probabilities count as this one.
     """
 
-    temperature: Tensor
+    shares: Tensor
 
     def __init__(
-        self, members: list[Any], weights: Any, n_classes: int, temperature: float, least: float
+        self, members: list[Any], weights: Any, shares: Any, temperature: float, least: float
     ):
         super().__init__()
         self.parts = nn.ModuleList([probability_module(member) for member in members])
-        self._least = float(least)
-        self.register_buffer("temperature", _number(temperature))
+        self._least, self._power = float(least), 1 / float(temperature)
+        self.register_buffer("shares", torch.tensor(shares, dtype=torch.float64))
         for k, (member, weight) in enumerate(zip(members, weights, strict=True)):
             # A fit may have lacked rows of some classes.
-            places = torch.eye(n_classes, dtype=torch.float64)[torch.as_tensor(member.classes_)]
+            places = torch.eye(len(shares), dtype=torch.float64)[torch.as_tensor(member.classes_)]
             self.register_buffer(f"places{k}", float(weight) * places)
 
     def forward(self, X: Float[Tensor, "m d"]) -> Float[Tensor, "m c"]:
         pooled = sum(part(X) @ getattr(self, f"places{k}") for k, part in enumerate(self.parts))
-        return torch.softmax(pooled.clamp_min(self._least).log() / self.temperature, 1)
+        return towards_shares(pooled.clamp_min(self._least), self.shares, self._power)

@@ -12,9 +12,10 @@ from scipy.optimize import minimize_scalar
 from torch import Tensor
 
 # Largest logarithm of a power of probability ratios, and of its inverse.
-_LARGEST_POWER = 1.4
+_LARGEST_POWER = 2.0
 # The shares alone predict unless the log loss, summed over rows, is lower by so many nats.
-_CLEARLY = 2.0
+# and by so many standard errors.
+_CLEARLY, _ERRORS = 2.0, 1.0
 # Least probability of a held-out row.
 _LEAST = 1e-12
 
@@ -52,10 +53,11 @@ def best_power(
     codes: Tensor,
     shares: Float[Tensor, " c"],
     counts: Tensor | None = None,
+    at_one: float = 1.0,
 ) -> float:
     """The power of `towards_shares` with the smallest log loss of held-out rows.
 
-    Its logarithm has a standard normal prior, for tables with few rows. The power is zero if the
+    Its logarithm has a normal prior, for tables with few rows. The power is zero if the
     probabilities are not clearly better than the shares alone.
 
     Parameters
@@ -67,18 +69,21 @@ def best_power(
     shares : Tensor of shape (c,)
     counts : Tensor of shape (m,), optional
         Weights of the rows.
+    at_one : float, default=1.0
+        Precision of the normal prior of the logarithm.
     """
     p, codes = p.clamp_min(_LEAST), codes[:, None]
     weight = torch.ones(len(p), dtype=p.dtype) if counts is None else counts.to(p)
 
-    def loss(power: float) -> float:
-        chosen = towards_shares(p, shares, power).gather(1, codes)[:, 0]
-        return float(-(weight @ chosen.log()))
+    def row_losses(power: float) -> Tensor:
+        return -towards_shares(p, shares, power).gather(1, codes)[:, 0].log()
 
     def penalised(log_power: float) -> float:
-        return loss(math.exp(log_power)) + 0.5 * log_power**2
+        return float(weight @ row_losses(math.exp(log_power))) + 0.5 * at_one * log_power**2
 
     bounds = (-_LARGEST_POWER, _LARGEST_POWER)
     found = minimize_scalar(penalised, bounds=bounds, method="bounded", options={"xatol": 1e-3})
     power = math.exp(found.x)
-    return power if loss(power) < loss(0.0) - _CLEARLY else 0.0
+    gain = row_losses(0.0) - row_losses(power)
+    spread = float((weight * (gain - gain.mean()).square()).sum().sqrt())
+    return power if float(weight @ gain) > max(_CLEARLY, _ERRORS * spread) else 0.0

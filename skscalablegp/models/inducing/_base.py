@@ -65,8 +65,6 @@ from ._training import (
 
 # Most passes over rows that are added later.
 _PASSES = 30
-# Fewest rows for which a start on some rows is worthwhile.
-_FEWEST_START = 100
 # A further regression is the start if it explains so much more of the variance in leave-one-out.
 # The likelihood would often choose it for labels, which are not normal, and mislead: of nine splits
 # of three small tables of classes, with gains of at most 0.05, it made the log loss worse on seven.
@@ -93,6 +91,8 @@ class SparseMixin:
 
     _objective = "lower_bound_"
     _needs_float64 = ""
+    # Fewest rows for which a start on some rows is worthwhile.
+    _fewest_start = 100
 
     # ------------------------------------------------------------------ settings
 
@@ -265,7 +265,7 @@ class SparseMixin:
         """The starting theta, the number of evaluations and the reason for their end."""
         model, n = training.model, len(training.rows)
         kernel = model.kernel
-        deep = model.network is not None or n < _FEWEST_START
+        deep = model.network is not None or n < self._fewest_start
         if self.optimizer is None or kernel.n_params == 0 or deep:
             return kernel.theta0, 0, "converged"
         size = rows_for(kernel.n_features, START_ROWS)

@@ -16,7 +16,7 @@ from sklearn.utils import check_random_state
 from torch import nn
 
 from ..._compat import fit_context, sobol
-from ...core import FitRun, GPClassifierBase, input_scaling
+from ...core import FitRun, GPClassifierBase, input_scaling, label_prior
 from ...core.data import RowSource
 from ...core.likelihoods import (
     Bernoulli,
@@ -29,7 +29,6 @@ from ...core.likelihoods import (
 )
 from ...core.posteriors import Affine
 from ...kernels import compile_kernel, default_kernel
-from ...kernels._priors import LogNormal
 from ._base import SparseMixin, Start
 from ._plan import MOST_POINTS
 from ._stepper import SparseFit, SparseModel, SparseRows
@@ -51,10 +50,6 @@ _COLUMNS_WITH_FACTORS = 200
 _POINT_CLASSES, _LEAST_POINTS = 2560, 64
 # Rows that determine the power of the probabilities.
 _POWER_ROWS = 2000
-# Log-normal prior of the length scales of the default kernel: its median for one column, in the
-# columns' standard deviations, which grows with the root of the number of columns, and the standard
-# deviation of the logarithm.
-_LENGTH_SCALE, _LENGTH_SPREAD = 2.0, 1.0
 
 
 class SVGPClassifier(SparseMixin, GPClassifierBase):
@@ -217,6 +212,9 @@ class SVGPClassifier(SparseMixin, GPClassifierBase):
     True
     """
 
+    # Without the regression on labels, training stays near length scales that are too short.
+    _fewest_start = 20
+
     def __init__(  # noqa: PLR0913 (one for each setting)
         self,
         kernel=None,
@@ -375,8 +373,7 @@ class SVGPClassifier(SparseMixin, GPClassifierBase):
         run.priors = self.priors
         if run.priors is None and self.kernel is None:
             scale = np.atleast_1d(kernel.k2.length_scale)
-            median = _LENGTH_SCALE * math.sqrt(shape[1]) * scale
-            run.priors = {"k2__length_scale": LogNormal(median, _LENGTH_SPREAD)}
+            run.priors = {"k2__length_scale": label_prior(math.sqrt(shape[1]) * scale)}
         return run.priors
 
     def _start_problems(self, model: SparseModel, X: torch.Tensor, Y: torch.Tensor) -> list[Start]:
@@ -405,8 +402,7 @@ class SVGPClassifier(SparseMixin, GPClassifierBase):
             ConstantKernel() * Matern(factor, _FACTORS, nu=1.5) + WhiteKernel(1.0, (1e-2, 1e2))
             for factor in factors
         ]
-        prior = LogNormal(_LENGTH_SCALE * math.sqrt(d), _LENGTH_SPREAD)
-        priors = {"k1__k2__length_scale": prior}
+        priors = {"k1__k2__length_scale": label_prior(math.sqrt(d))}
         return [
             (compile_kernel(one, d, priors=priors), X / unit, labels, to_theta)
             for one in regressions

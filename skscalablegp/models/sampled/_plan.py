@@ -25,8 +25,8 @@ _PIVOT_ROWS, _PIVOT_WORK = 12_000, 2.5e10
 # rows are none, the functions of points near them fit what these rows have of their own, and
 # leave-one-out predictions of such points, which keep their functions, are far from the targets.
 _MOST_POINTS = 0.75
-# On drawn tables of 3,000 rows Newton steps take 1 to 2 s of one core, with three positive rows too,
-# and the log loss of stochastic steps, which take minutes.
+# On drawn tables of 3,000 rows Newton steps take 1 to 2 s of one core, also with two positive rows,
+# and have the log loss of stochastic steps, which take minutes.
 _NEWTON_ROWS, _NEWTON_PIVOTS = 5_000, 1024
 # Newton steps of full batches under a likelihood that is not Gaussian.
 _NEWTON_STEPS = 100

@@ -29,10 +29,11 @@ from ...core import (
     chosen_start,
     data_scaled_kernel,
     exact_start,
+    label_prior,
     target_unit,
     with_default_noise,
 )
-from ...core.data import RowSource, rows_before_merging
+from ...core.data import RowSource, column_spread, rows_before_merging
 from ...core.likelihoods import Likelihood
 from ...core.training import QuasiNewton, TrainingResult
 from ...kernels import TorchKernel, compile_kernel, default_kernel
@@ -219,7 +220,13 @@ class _Training:
 
     def _train(self, kernel: Kernel) -> _Trained:
         start, run, X = self.start, self.run, self.start.rows.X
-        compiled, origin = compile_kernel(kernel, X.shape[1]), X.mean(axis=0)
+        priors = None
+        if self.plan.kernel is None and self.likelihood.classes:
+            spread, single = column_spread(X), np.ndim(kernel.k1.k2.length_scale) == 0
+            unit = np.linalg.norm(spread) if single else spread * math.sqrt(len(spread))
+            priors = {"k1__k2__length_scale": label_prior(unit)}
+        compiled = compile_kernel(kernel, X.shape[1], priors=priors)
+        origin = X.mean(axis=0)
 
         def show(model: Any, step: Any) -> None:
             self.preview(model, replace(start, kernel=self._at(compiled, step.theta)))
