@@ -355,13 +355,13 @@ class AutoBase:
                 break
             if k == 0 and not share.allows(MARGIN * left * (share.seconds - begun)):
                 break
-        if done == len(every) and not shares_kernel:
+        if done == len(rows.held) and not shares_kernel:
             with run.budget.may_end(inner=True):
                 whole = self._fitted(candidate, fresh, rows, every, share.share("all rows"), run)
                 inner = None if whole.note else whole.inner
-        if done < len(every) or inner is None:
+        if done < len(rows.held) or inner is None:
             done = done if shares_kernel else len(rows.folds[0][1])
-            said = f"evaluated on {done:,} of {len(every):,} rows"
+            said = f"evaluated on {done:,} of {len(rows.held):,} rows"
             note = f"{note}; {said}" if note else said
         if inner is None:
             # The fit without the first fold; a fit to all rows may replace it if time is left at

@@ -116,7 +116,12 @@ class SparseMixin:
         n, d, scaling = len(source), source.X.shape[1], source.scaling
         network = self._new_network(source.X, scaling)
         targets = torch.as_tensor((source.Y - scaling.y_mean) / scaling.y_scale)
-        unit = target_unit(likelihood.start_targets(targets).numpy())
+        constant, start_targets = None, likelihood.start_targets(targets)
+        if likelihood.classes or (self.kernel is None and not likelihood.additive):
+            # A kernel that is given for a regression is the prior of its latent function.
+            constant = likelihood.constant(targets, n_outputs, counts)
+            start_targets = start_targets if likelihood.classes else start_targets - constant
+        unit = target_unit(start_targets.numpy())
         kernel, inputs = self._kernel_and_scaling(source.X, scaling, network, unit, likelihood)
         width = d if network is None else network.n_features
         noisy = likelihood.conjugate and source.most_noise < KNOWN_NOISE
@@ -137,10 +142,6 @@ class SparseMixin:
             f"{machine.device if plan.whole else run.device}"
         )
         weights = [w.to(machine.device) for w in weights]
-        constant = None
-        if likelihood.classes or (self.kernel is None and not likelihood.additive):
-            # A kernel that is given for a regression is the prior of its latent function.
-            constant = likelihood.constant(targets, n_outputs, counts)
         plan = self._scaled_points(plan, inputs)
         return SparseTraining(model, rows, plan, weights, unit, constant)
 
@@ -278,7 +279,7 @@ class SparseMixin:
             start = compared_start(some, StageSettings(self.optimizer, self.max_iter), run)
             return torch.as_tensor(start.theta), 0, "converged"
         steps = min(training.plan.settings.max_iter, START_STEPS)
-        starts = self._start_problems(model, X, Y)
+        starts = self._start_problems(model, X, Y, training.constant)
         best, n_iter, ask = None, 0, asked_once()
         for start in starts:
             if best is not None and run.stopped:
@@ -315,9 +316,12 @@ class SparseMixin:
         explained = 1 - left_out(problem, theta).unexplained
         return _Regressed(to_theta(theta), result, explained, chosen.describe())
 
-    def _start_problems(self, model: SparseModel, X: torch.Tensor, Y: torch.Tensor) -> list[Start]:
+    def _start_problems(
+        self, model: SparseModel, X: torch.Tensor, Y: torch.Tensor, constant: torch.Tensor | None
+    ) -> list[Start]:
         """Regressions on some rows, of which a later one has to explain clearly more."""
         kernel, p, Y = model.kernel, model.kernel.n_params, model.likelihood.start_targets(Y)
+        Y = Y if constant is None else Y - constant.to(Y)
         if not model.likelihood.additive:
             # A regression needs noise, which is the last of its parameters.
             noisy = with_default_noise(kernel.kernel, target_unit(Y.cpu().numpy()))

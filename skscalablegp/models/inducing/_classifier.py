@@ -376,7 +376,9 @@ class SVGPClassifier(SparseMixin, GPClassifierBase):
             run.priors = {"k2__length_scale": label_prior(math.sqrt(shape[1]) * scale)}
         return run.priors
 
-    def _start_problems(self, model: SparseModel, X: torch.Tensor, Y: torch.Tensor) -> list[Start]:
+    def _start_problems(
+        self, model: SparseModel, X: torch.Tensor, Y: torch.Tensor, constant: torch.Tensor | None
+    ) -> list[Start]:
         """Regressions on the labels, whose length scales are factors of the kernel's.
 
         One has a single factor, the other one for each column.

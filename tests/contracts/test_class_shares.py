@@ -1,0 +1,219 @@
+"""Probabilities of classifiers on drawn tables whose true probabilities are known.
+
+On fresh rows, mean probabilities are within two standard errors of the classes' shares among the
+training rows, and the log loss exceeds that of the shares alone by at most LOSS.
+"""
+
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from numpy.testing import assert_allclose
+from scipy.optimize import brentq
+from scipy.special import expit, softmax
+
+from skscalablegp import (
+    AutoGPClassifier,
+    QSGPClassifier,
+    SVGPClassifier,
+    SVGPRegressor,
+    load,
+    save,
+    to_torch,
+)
+from skscalablegp.core.likelihoods import best_power, class_shares, towards_shares
+from skscalablegp.likelihoods import Bernoulli, Likelihood, Softmax
+
+CLASSIFIERS = [SVGPClassifier, QSGPClassifier, AutoGPClassifier]
+FRESH, LOSS = 4000, 0.02
+
+
+def table(kind, n, d, share, n_classes, seed):
+    """n rows with labels, and FRESH rows with the true probabilities of their classes.
+
+    With two classes, the second one has this share of the population; with more, the last one has
+    it where there is no signal.
+    """
+    rng = np.random.default_rng(seed)
+    X = rng.standard_normal((n + FRESH, d))
+    f = np.zeros((len(X), n_classes))
+    if kind == "linear":
+        f += 1.5 * X @ rng.standard_normal((d, n_classes)) / np.sqrt(d)
+    elif kind == "wave":
+        f += 3 * np.sin(2 * X[:, :1] + 2 * np.arange(n_classes))
+    if n_classes == 2:
+        f[:, 0] = 0.0
+        f[:, 1] += brentq(lambda b: expit(f[:, 1] + b).mean() - share, -30, 30)
+    else:
+        f[:, -1] += np.log(share * (n_classes - 1) / (1 - share))
+    p = softmax(f, axis=1)
+    y = (rng.random((len(X), 1)) > p.cumsum(1)).sum(1).clip(0, n_classes - 1)
+    return X[:n], y[:n], X[n:], p[n:]
+
+
+def judged(kind, X, y, fresh, p):
+    """Standard errors between mean probabilities and shares, and the excess log loss."""
+    c = p.shape[1]
+    counts = np.bincount(y, minlength=c)
+    shares = (counts + 1 / c) / (len(y) + 1)
+    model = kind(random_state=0).fit(X, y)
+    found = np.zeros_like(p)
+    found[:, model.classes_] = model.predict_proba(fresh)
+    away = found.mean(0) - counts / len(y)
+    z = np.abs(away) / np.sqrt(shares * (1 - shares) / len(y))
+    excess = (p * (np.log(shares) - np.log(np.maximum(found, 1e-12)))).sum(1).mean()
+    return z.max(), excess
+
+
+QUICK = [
+    ("noise", 100, 3, 0.3, 2, 0),
+    ("linear", 100, 3, 0.06, 2, 1),
+    ("noise", 80, 4, 0.15, 4, 0),
+    ("wave", 150, 3, 0.5, 2, 0),
+]
+
+
+@pytest.mark.parametrize("kind", CLASSIFIERS)
+@pytest.mark.parametrize("drawn", QUICK, ids=lambda drawn: "-".join(map(str, drawn)))
+def test_never_worse_than_the_shares(kind, drawn):
+    z, excess = judged(kind, *table(*drawn))
+    assert z <= 2
+    assert excess <= LOSS
+
+
+SLOW = [
+    ("noise", 50, 8, 0.5, 2),
+    ("linear", 50, 2, 0.1, 2),
+    ("noise", 400, 8, 0.05, 2),
+    ("linear", 200, 8, 0.3, 2),
+    ("linear", 400, 4, 0.1, 5),
+    ("linear", 3000, 3, 0.01, 2),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [SVGPClassifier, QSGPClassifier])
+def test_never_worse_than_the_shares_on_many_tables(kind):
+    for drawn in SLOW:
+        found = [judged(kind, *table(*drawn, seed)) for seed in range(3 if drawn[1] < 1000 else 1)]
+        z, excess = np.transpose(found)
+        assert z.max() <= 2, drawn
+        assert excess.mean() <= LOSS, drawn
+
+
+def rare(n=200, seed=4):
+    """200 rows of three normal columns with P(positive) = 1 / (1 + exp(3 - x0))."""
+    rng = np.random.default_rng(seed)
+    X, fresh = rng.standard_normal((n, 3)), rng.standard_normal((5000, 3))
+    y = (rng.random(n) < expit(X[:, 0] - 3)).astype(int)
+    return X, y, fresh, expit(fresh[:, 0] - 3)
+
+
+def test_a_rare_class_keeps_its_share():
+    X, y, fresh, p = rare()
+    model = SVGPClassifier(random_state=0).fit(X, y)
+    found = model.predict_proba(fresh)[:, 1]
+    assert abs(found.mean() - y.mean()) < 0.04
+    entropy = -(p * np.log(p) + (1 - p) * np.log1p(-p)).mean()
+    loss = -(p * np.log(found) + (1 - p) * np.log1p(-found)).mean()
+    assert loss < entropy + 0.06
+
+
+def test_far_rows_have_the_learned_constant():
+    """Where the kernel vanishes, the latent function is normal around the constant."""
+    X, y, _, _ = rare()
+    model = SVGPClassifier(calibrate=False, random_state=0).fit(X, y)
+    variance = model.kernel_.k1.constant_value
+    z, w = np.polynomial.hermite_e.hermegauss(101)
+    expected = expit(model.latent_constant_[0] + np.sqrt(variance) * z) @ w / w.sum()
+    assert_allclose(model.predict_proba([[1e6, 0, 0]])[0, 1], expected, rtol=2e-3)
+    assert model.latent_constant_[0] < -1
+
+
+@pytest.mark.parametrize(
+    "link, constant", [("logit", np.log(1.5 / 4.5)), ("probit", -0.6744897501960817)]
+)
+def test_constants_start_at_the_shares(link, constant):
+    y = torch.tensor([1.0, 0, 0, 0, 0])[:, None]
+    assert_allclose(Bernoulli(link).constant(y, 2).numpy(), [constant])
+    weighted = Softmax().constant(
+        torch.tensor([[0.0], [1], [2]]).double(), 3, np.array([1.0, 2, 5])
+    )
+    assert_allclose(weighted.exp().numpy(), np.array([4, 7, 16]) / 27)
+
+
+@pytest.mark.parametrize("kind", CLASSIFIERS)
+def test_files_modules_and_logarithms_carry_the_constant(kind, tmp_path):
+    X, y, fresh, _ = rare(60)
+    model = kind(random_state=0).fit(X, y)
+    p = model.predict_proba(fresh[:50])
+    assert_allclose(model.predict_log_proba(fresh[:50]), np.log(p), rtol=1e-12)
+    save(model, tmp_path / "model")
+    assert_allclose(load(tmp_path / "model").predict_proba(fresh[:50]), p, rtol=1e-12)
+    found = to_torch(model)(torch.tensor(fresh[:50])).numpy()
+    assert_allclose(found, p, rtol=1e-8)
+
+
+def test_logarithms_of_vanishing_probabilities_are_finite(monkeypatch):
+    X, y, fresh, _ = rare(60)
+    model = SVGPClassifier(max_iter=1, calibrate=False, random_state=0).fit(X, y)
+    monkeypatch.setattr(model, "_probabilities", lambda X: np.tile([0.0, 1.0], (len(X), 1)))
+    assert_allclose(model.predict_log_proba(fresh[:2])[:, 0], np.log(np.finfo(float).tiny))
+
+
+def test_powers_lie_between_the_shares_and_the_probabilities():
+    p, shares = torch.tensor([[0.2, 0.3, 0.5]]).double(), torch.tensor([0.6, 0.3, 0.1]).double()
+    assert_allclose(towards_shares(p, shares, 0.0)[0], shares)
+    assert_allclose(towards_shares(p, shares, 1.0), p)
+    half = np.sqrt(p.numpy() * shares.numpy())
+    assert_allclose(towards_shares(p, shares, 0.5), half / half.sum())
+
+
+@pytest.mark.parametrize("informative", [False, True])
+def test_only_probabilities_that_know_more_than_shares_count(informative):
+    rng = np.random.default_rng(0)
+    p = rng.uniform(0.1, 0.9, 300)
+    y = rng.random(300) < (p if informative else 0.5)
+    both = torch.tensor(np.stack([1 - p, p], 1))
+    shares = torch.tensor(class_shares(y, 2))
+    power = best_power(both, torch.tensor(y).long(), shares)
+    assert abs(power - 1) < 0.4 if informative else power == 0
+
+
+@pytest.mark.parametrize("n", [60, 300])
+def test_one_row_of_a_class_is_no_error(n):
+    rng = np.random.default_rng(0)
+    X, y = rng.standard_normal((n, 3)), np.zeros(n, int)
+    y[7] = 1
+    members = ["linear", "trees"] if n > 200 else "auto"
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model = AutoGPClassifier(members, random_state=0).fit(X, y)
+    p = model.predict_proba(rng.standard_normal((500, 3)))[:, 1]
+    assert 0.2 / n < p.mean() < 3 / n
+    assert 7 not in model.held_out_
+
+
+class Counts(Likelihood):
+    """Poisson counts with the rate exp(f)."""
+
+    log_concave = True
+
+    def log_density(self, y, f, noise):
+        return y * f - torch.exp(f) - torch.lgamma(y + 1)
+
+    def moments(self, f, noise):
+        return torch.exp(f), torch.exp(f)
+
+    def start_targets(self, Y):
+        return torch.log(Y + 0.5)
+
+
+def test_counts_far_from_one_keep_their_mean():
+    """Counts have no function of the rows; fresh ones have the mean of the others."""
+    rng = np.random.default_rng(0)
+    X, y = rng.standard_normal((150, 6)), rng.poisson(40.0, 150).astype(float)
+    model = SVGPRegressor(likelihood=Counts(), random_state=0).fit(X, y)
+    assert_allclose(model.latent_constant_, [np.log(40)], atol=0.1)
+    assert_allclose(model.predict(rng.standard_normal((500, 6))).mean(), 40, rtol=0.03)
