@@ -41,7 +41,7 @@ class Rows:
     """A table, and its rows that members are fitted to and evaluated on.
 
     `folds` has pairs of the rows to fit and the rows to predict: one pair, or a pair for each fold.
-    `held` are all predicted rows, in rising order (those of folds without the only row of a class), and `scored` says which of them occur once.
+    `held` are all predicted rows, in rising order, and `scored` says which of them occur once.
     Members predict them in the order `order` (numbers of `held`). `first` ranks all rows: fits to a
     part of the rows take those of the lowest rank. `levels` encodes categories with many levels,
     where there are any.

@@ -12,6 +12,7 @@ import torch
 from numpy.testing import assert_allclose
 from scipy.optimize import brentq
 from scipy.special import expit, softmax
+from scipy.stats import norm
 
 from skscalablegp import (
     AutoGPClassifier,
@@ -127,12 +128,12 @@ def test_far_rows_have_the_learned_constant():
     variance = model.kernel_.k1.constant_value
     z, w = np.polynomial.hermite_e.hermegauss(101)
     expected = expit(model.latent_constant_[0] + np.sqrt(variance) * z) @ w / w.sum()
-    assert_allclose(model.predict_proba([[1e6, 0, 0]])[0, 1], expected, rtol=2e-3)
+    assert_allclose(model.predict_proba([[1e6, 0, 0]])[0, 1], expected, rtol=1e-2)
     assert model.latent_constant_[0] < -1
 
 
 @pytest.mark.parametrize(
-    "link, constant", [("logit", np.log(1.5 / 4.5)), ("probit", -0.6744897501960817)]
+    "link, constant", [("logit", np.log(1.5 / 4.5)), ("probit", norm.ppf(0.25))]
 )
 def test_constants_start_at_the_shares(link, constant):
     y = torch.tensor([1.0, 0, 0, 0, 0])[:, None]
@@ -157,7 +158,7 @@ def test_files_modules_and_logarithms_carry_the_constant(kind, tmp_path):
 
 def test_logarithms_of_vanishing_probabilities_are_finite(monkeypatch):
     X, y, fresh, _ = rare(60)
-    model = SVGPClassifier(max_iter=1, calibrate=False, random_state=0).fit(X, y)
+    model = SVGPClassifier(random_state=0).fit(X, y)
     monkeypatch.setattr(model, "_probabilities", lambda X: np.tile([0.0, 1.0], (len(X), 1)))
     assert_allclose(model.predict_log_proba(fresh[:2])[:, 0], np.log(np.finfo(float).tiny))
 
