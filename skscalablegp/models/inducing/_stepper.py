@@ -270,7 +270,8 @@ class SparseStepper(Stepper):
         q = model.likelihood.n_latent(model.n_outputs)
         prior = NaturalBelief.prior(len(Z), q, model.n_factors, Z.device, constant)
         rate, likelihood = settings.variational_learning_rate, model.likelihood
-        whole, learns = settings.batch_size >= len(rows), constant is not None
+        learns = constant is not None and settings.optimizer is not None
+        whole = settings.batch_size >= len(rows)
         self.belief: MovingBelief = (
             AdamSteps(prior, rate, learns)
             if settings.variational_optimizer == "adam"
