@@ -424,7 +424,7 @@ class AutoGPRegressor(AutoBase, NoisyRegressorBase):
             few = Errors.of(rows, seen[scored[seen]][:_FIRST_ERRORS], scored)
             found = self._constant_noise(few)
         tails = self._best_tails(found.errors, run)
-        self._pool(found.weights, Scaled(None, found.noise, 0.0, tails), rows)
+        self._pool(found.weights, Scaled(None, found.noise).with_tails(tails), rows)
         ended = cut or end.reason is not None
         return [] if size == len(seen) and not ended else ["the noise model"]
 

@@ -330,7 +330,8 @@ class HeteroscedasticRegressor(NoisyRegressorBase):
         if late:
             run.ignores("noise_estimator", "there was no time for a noise model")
         tails = self._best_tails(errors / np.sqrt(total * np.exp(logs)), run, self.tails)
-        return replace(scaled, noise=model, tails=tails, sees_mean=sees_mean), late
+        scaled = replace(scaled, noise=model, sees_mean=sees_mean)
+        return scaled.with_tails(tails), late
 
     def _best_noise(
         self, F: np.ndarray, squares: np.ndarray, unseen: Unseen, rows: np.ndarray, share: Budget

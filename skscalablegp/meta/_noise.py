@@ -120,6 +120,11 @@ class NoiseModel:
     gain: float = 0.0
     least: float = -np.inf
 
+    def times(self, factor: float) -> NoiseModel:
+        """The same, with all factors of standard deviations multiplied by a number."""
+        more = 2 * float(np.log(factor))
+        return replace(self, level=self.level + more, least=self.least + more)
+
     def factor(self, F: np.ndarray) -> np.ndarray:
         """Factors of standard deviations, shape (m,), at features of shape (m, q)."""
         logs = sum((part.logs(F) for part in self.parts), np.full(len(F), self.level))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -21,6 +21,10 @@ from ._posterior_modules import ScaledDraws, ScaledModule
 
 # Normal quantiles at which a fitted shape of tails is tabulated.
 _NODES = np.linspace(-8, 8, 321)
+# Fewer degrees of freedom have no standard deviation: at two it is infinite.
+_LEAST_DF = 2.1
+# Divisions by the standard deviation until it is one to all digits.
+_DIVISIONS = 30
 # At least this many errors lie beyond the outermost empirical quantile.
 _BEYOND = 5
 
@@ -44,6 +48,27 @@ class Tails:
         inside = np.clip(z, self.nodes[0], self.nodes[-1])
         return np.interp(inside, self.nodes, self.values) + z - inside
 
+    def standardised(self) -> tuple[Tails, float]:
+        """The same shape with mean 0 and standard deviation 1, and its own standard deviation.
+
+        A noise model that is multiplied by the second leaves quantiles and densities between the
+        nodes as they were, and its standard deviations are then those of what is drawn.
+        """
+        tails, total = self, 1.0
+        if self.name == "normal":
+            return tails, total
+        z = np.linspace(-38, 38, 76_001)
+        weight = np.exp(-0.5 * z**2)
+        weight /= weight.sum()
+        # The slope beyond the nodes remains one, so that one division is not the last.
+        for _ in range(_DIVISIONS):
+            at = tails(z)
+            mean = float(weight @ at)
+            std = float(weight @ np.square(at - mean)) ** 0.5
+            tails = replace(tails, values=(tails.values - mean) / std)
+            total *= std
+        return tails, total
+
     def log_density(self, x: np.ndarray) -> np.ndarray:
         """The log density of standardised errors whose quantiles these are."""
         rise = np.maximum(np.diff(self.values), 1e-12 * np.ptp(self.values))
@@ -61,6 +86,8 @@ class Tails:
             return cls()
         if name == "student":
             df, _, scale = student.fit(z, floc=0)
+            if df < _LEAST_DF:
+                df, _, scale = student.fit(z, floc=0, fdf=_LEAST_DF)
             values = -np.sign(_NODES) * scale * student.ppf(ndtr(-np.abs(_NODES)), df)
             return cls(name, _NODES, values)
         end = -ndtri(_BEYOND / len(z))
@@ -91,6 +118,11 @@ class Scaled:
     tails: Tails = field(default_factory=Tails)
     floor: float = 0.0
     sees_mean: bool = True
+
+    def with_tails(self, tails: Tails) -> Scaled:
+        """The same with a shape of tails, of whose draws its standard deviations then are."""
+        tails, std = tails.standardised()
+        return replace(self, noise=self.noise.times(std), tails=tails)
 
     def process(self, X: np.ndarray) -> tuple[FittedProcess | None, Any]:
         """The process inside any pipelines, or None, and the transformed rows."""

@@ -31,8 +31,6 @@ def test_moments_of_draws_are_those_of_the_posterior(name):
     posterior, unit = process.posterior, np.square(process.y_std)
     mean = process.mean(rows)[:, 0]
     covariance = posterior.covariance(process.inputs(rows)).double().numpy() * unit
-    if "grid" in name:  # The error of interpolation is no part of a function.
-        covariance -= posterior.evaluation.misfit * unit * np.eye(len(rows))
     std = np.sqrt(covariance.diagonal())
     # 4.5 standard errors, and the error of a thousand random frequencies.
     assert np.abs((drawn.mean(1) - mean) / std).max() < 4.5 / s**0.5 + 0.02

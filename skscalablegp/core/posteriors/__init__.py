@@ -9,6 +9,7 @@ from ._base import (
     Posterior,
     Rows,
     reported_variance,
+    with_variances,
     without_own,
 )
 from ._densities import normal_log_density
@@ -16,7 +17,7 @@ from ._draws import MeanDraws, Moved, WeightDraws, normal, prior_draws
 from ._elimination import half_solved
 from ._exact import ExactPosterior
 from ._features import FeaturePosterior, FeatureWeights, inverse_root
-from ._kernel import KernelPosterior
+from ._kernel import JOINT_ROWS, KernelPosterior
 from ._low_rank import WeightCaches, WeightForm
 from ._modules import (
     Affine,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from copy import copy
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor, nn
 
+from ...linalg.solvers import cholesky_with_jitter
 from ._base import Draws, MeanAndVariance, Posterior, Rows, without_own
 from ._draws import WeightDraws, normal
 from ._low_rank import WeightCaches, WeightForm
@@ -129,6 +131,11 @@ class FeaturePosterior(Posterior):
             prior_covariance=lambda X: self._phi(X) @ self._phi(X).T,
         )
         return WeightCaches(self, form)
+
+    def with_spread(self, covariance: Float[Tensor, "q q"]) -> FeaturePosterior:
+        other, root = copy(self), cholesky_with_jitter(covariance)[0]
+        other.factor = cholesky_with_jitter(torch.cholesky_inverse(root))[0]
+        return other
 
     def module(self, with_variance: bool = True) -> PosteriorModule:
         if self._parts is None:

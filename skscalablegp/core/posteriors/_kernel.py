@@ -22,7 +22,7 @@ _PROBE_ROWS = 1000
 _NEW_PROBES = 8
 # Up to this number of rows samples come from a factorised covariance, and above it from random
 # features.
-_JOINT_ROWS = 1000
+JOINT_ROWS = 1000
 _SAMPLE_PAIRS = 1000
 
 
@@ -163,7 +163,7 @@ class LOVEPosterior(KernelPosterior):
         A prior draw g through random features is moved by k(x, X) B B' (y - g(X) - noise), whose
         covariance is the one above: O((n k + (n + m) q) s) for q features, linear in the rows.
         """
-        if len(X) <= _JOINT_ROWS:
+        if len(X) <= JOINT_ROWS:
             return super().sample(X, n_samples, random_state)
         op, t = self.operator, self.weights.shape[1]
         generator = torch.Generator().manual_seed(int(random_state.randint(2**31 - 1)))

@@ -109,7 +109,10 @@ class LOVEWeights(Posterior):
         return below.low_rank(self.explained) if with_variance else below
 
     def functions(self, n_samples: int, generator: torch.Generator) -> nn.Module:
-        return self._below.functions(n_samples, generator)
+        """Functions of the posterior over weights, with their low-rank covariance I - Y Y'."""
+        units = torch.eye(len(self.explained)).to(self.explained)
+        spread = units - self.explained @ self.explained.T
+        return self._below.with_spread(spread).functions(n_samples, generator)
 
     def mean(self, X: Float[Tensor, "m d"]) -> Float[Tensor, "m t"]:
         return self._below.mean(X)

@@ -8,18 +8,23 @@ from typing import Any
 import numpy as np
 import torch
 from jaxtyping import Float
+from sklearn.gaussian_process.kernels import RBF
 from torch import Tensor, nn
 
 from ...core.posteriors import (
     LowRankForm,
     MeanDraws,
     Moments,
+    Moved,
     Posterior,
     PosteriorModule,
+    WeightDraws,
     inverse_root,
     normal,
+    prior_draws,
     reported_variance,
 )
+from ...kernels import compile_kernel
 from ._grid_kernel import GridKernel
 from ._module import Covariances, GridModule, Interpolation, Outside, Polynomials
 from ._polynomials import cell_polynomials, local_polynomials, value_polynomials
@@ -39,6 +44,9 @@ _CUT_SHARE = 1e-6
 # Cost of a product in a sparse matrix, in units of one in a dense matrix, and numbers in one block
 # of samples.
 _SPARSE_COST = 40
+# Length scale of a drawn error of interpolation, in steps of the grid: at a distance of one step
+# its correlation is exp(-8).
+_CORRELATED = 0.25
 _SAMPLE_BLOCK = 2**18
 
 
@@ -96,7 +104,11 @@ class GridPosterior(Posterior):
         return GridModule(grid, *parts, noise, float(self.evaluation.misfit), self._explains)
 
     def functions(self, n_samples: int, generator: torch.Generator) -> nn.Module:
-        """W_x F z for draws of the coordinates z; beyond the grid, what z determines there."""
+        """W_x F z for draws of the coordinates z; beyond the grid, what z determines there.
+
+        The error of interpolation, a part of all variances, is a function that varies within a
+        cell: rows in one cell share it, and rows in others do not.
+        """
         kernel, (r, t) = self.grid_kernel, self.weights.shape
         eps = normal(r, t * n_samples, generator=generator).to(self.weights.device)
         apart = inverse_root(self.evaluation.cholesky) @ eps
@@ -105,7 +117,10 @@ class GridPosterior(Posterior):
         outside = Outside(z, duals=kernel.duals(self.evaluation.factor))
         covariances = Covariances(kernel.kernel, self.theta, kernel.grid)
         module = GridModule(kernel.grid, covariances, values, None, outside, 0.0, 0.0, False)
-        return MeanDraws(module, (t, n_samples))
+        draws, misfit = MeanDraws(module, (t, n_samples)), float(self.evaluation.misfit)
+        if not misfit > 0:
+            return draws
+        return Moved(_within_cells(kernel, misfit, (t, n_samples), generator), draws)
 
     # Whether `root` is one of the explained covariance in place of the posterior's.
     _explains = False
@@ -337,6 +352,21 @@ class GridPosterior(Posterior):
     def _covariances(self, rows: np.ndarray) -> Float[Tensor, "n r"]:
         """The covariances of f at some rows and z, whose posterior mean is `weights`."""
         return self.grid_kernel.coordinates(self.theta, rows, self.evaluation.factor)
+
+
+def _within_cells(
+    grid_kernel: GridKernel, misfit: float, shape: tuple[int, int], generator: torch.Generator
+) -> WeightDraws:
+    """Draws of functions of variance `misfit` whose correlation ends within a cell."""
+    axes = [axis for axes in grid_kernel.grid.components for axis in axes]
+    scales = [np.inf] * grid_kernel.kernel.n_features
+    for axis in axes:
+        scales[axis.column] = min(scales[axis.column], _CORRELATED * axis.step)
+    scales = [
+        scale if np.isfinite(scale) else 1e5 * max(filter(np.isfinite, scales)) for scale in scales
+    ]
+    kernel = compile_kernel(misfit * RBF(scales), len(scales))
+    return prior_draws(kernel, kernel.theta0, shape, generator)
 
 
 def covariance_stencil(root: Float[Tensor, "m r"], shape: list[int]) -> np.ndarray:

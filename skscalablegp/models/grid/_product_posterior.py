@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import cached_property
+from typing import NoReturn
 
 import numpy as np
 import torch
@@ -64,6 +65,13 @@ class ProductPosterior(GridPosterior):
                 "model in LOVEPredictor(max_variance_rank=...), whose low-rank variances can."
             )
         return Outside(self.weights, self.dual)
+
+    def functions(self, n_samples: int, generator: torch.Generator) -> NoReturn:
+        """Raise: without a factor of the grid's covariance there are no draws beyond the grid."""
+        raise NotExportable(
+            "This model has no factor of the covariance of its grid, from which functions could be "
+            "drawn: use sample_y at fixed rows, or fit with solver='cholesky'."
+        )
 
     @property
     def mean_on_grid(self) -> Float[Tensor, "m t"]:

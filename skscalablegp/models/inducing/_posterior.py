@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from copy import copy
+from dataclasses import replace
 
 import torch
 from jaxtyping import Float, Float64
@@ -149,6 +151,11 @@ class InducingPosterior(Posterior):
         transform = None if self._transform_module is None else self._transform_module()
         constant = self.belief.constant
         return LinearModule(features, self.weights, minus, plus, whiten, transform, 1.0, constant)
+
+    def with_spread(self, covariance: Float64[Tensor, "m m"]) -> InducingPosterior:
+        other = copy(self)
+        other.belief = replace(self.belief, covariance=covariance[None])
+        return other
 
     def latent_module(self) -> LatentModule:
         """`latent_moments` as a torch module, with the kernel's white noise."""

@@ -12,6 +12,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from ...core.posteriors import (
+    JOINT_ROWS,
     Draws,
     JointMoments,
     KernelPosterior,
@@ -22,6 +23,7 @@ from ...core.posteriors import (
     Rows,
     report_unfinished,
     reported_variance,
+    with_variances,
 )
 from ...features import PriorFeatures, sample_prior_features
 from ...kernels import NoSpectralDensity, NotExportable
@@ -94,7 +96,10 @@ class IterativePosterior(KernelPosterior):
     -----
     With s samples the standard deviation has a relative standard error of 1 / sqrt(2 s). With k
     neighbours variances are never below the exact ones, up to rounding, and cost O(n + k^3) a row.
-    Joint covariances and samples take all rows in any case.
+    Correlations take all rows in any case. Covariances have the variances of single rows, and so do
+    samples with neighbours of up to 1,000 rows. Other samples are draws of the process of all rows,
+    whose variances differ by the error of the neighbours, of the stored samples, and of 1,000
+    random frequencies.
 
     With a residual r, the mean is k' w + k_N' H_NN^-1 r_N, where N are the neighbours: the process
     of the neighbours predicts what the weights have left. It is the mean of the neighbours alone
@@ -228,7 +233,10 @@ class IterativePosterior(KernelPosterior):
         cross, V, R = self._solved_cross(X)
         covariance = self.cross(X).prior_covariance()
         covariance.addmm_(V.T, cross + R, alpha=-1)
-        return (covariance + covariance.T) / 2
+        covariance = (covariance + covariance.T) / 2
+        if self._n_nearest is None and self.samples is None:
+            return covariance
+        return with_variances(covariance, self.variance(X).to(covariance))
 
     def _solved_cross(self, X: Float[Tensor, "m d"]) -> tuple[Tensor, Tensor, Tensor]:
         """B = k(training rows, X), V near H^-1 B, and R = B - H V; one epoch more than the solve.
@@ -280,8 +288,8 @@ class IterativePosterior(KernelPosterior):
         return Y - self.weights[rows].to(Y) / inverse[:, None], 1 / inverse
 
     def sample(self, X: Rows, n_samples: int, random_state: np.random.RandomState) -> Draws:
-        if self.samples is None and self._n_nearest is None:
-            # The joint covariance needs no spectral density.
+        if self.samples is None and (self._n_nearest is None or len(X) <= JOINT_ROWS):
+            # The joint covariance needs no spectral density, and no random frequencies.
             return super().sample(X, n_samples, random_state)
         stored = 0 if self.samples is None else self.samples.prior_weights.shape[1]
         generator = torch.Generator().manual_seed(int(random_state.randint(2**31 - 1)))

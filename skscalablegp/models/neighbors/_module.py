@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
 from ...core.posteriors import JointMoments, KernelModule, Moments, PosteriorModule, half_solved
@@ -73,27 +73,61 @@ class NeighborModule(PosteriorModule):
             self.register_buffer(name, value.detach().double().cpu().clone())
 
     def joint(self, X: Float[Tensor, "b q d"]) -> JointMoments:
-        """Each row given its training neighbours and the rows before it, as in `chain`."""
+        """Each row given its training neighbours and the nearest rows before it, as in `chain`.
+
+        The correlations depend on the order, which is that of `NeighborPosterior`: it starts at the
+        centre, and each next row is the one farthest from all before it.
+        """
+        order = self._order(X)
+        back = order.argsort(1)
+        X = X.gather(1, order[:, :, None].expand_as(X))
         sets, (b, q) = X.shape[:2], X.shape[:2]
         mean, variance, noise = (part.unflatten(0, sets) for part in self.moments(X.flatten(0, 1)))
-        away = self.norms - 2 * self.metric(X.flatten(0, 1)) @ self.points.T
+        points = self.metric(X.flatten(0, 1))
+        away = self.norms - 2 * points @ self.points.T
         near = away.topk(self._m, largest=False).indices.unflatten(0, sets)
+        points = points.detach().unflatten(0, sets)
         half = X.new_zeros(b, 0, q)
         for i in range(q):
-            Z = torch.cat([self.rows[near[:, i]], X[:, :i]], 1)
+            # The nearest earlier rows, as many as there are training neighbours.
+            c = min(self._m, i)
+            apart = torch.cdist(points[:, i : i + 1], points[:, :i])[:, 0]
+            before = apart.topk(c, largest=False).indices[:, :, None]
+            Z = torch.cat([self.rows[near[:, i]], X.gather(1, before.expand(b, c, X.shape[2]))], 1)
             own = self.kernel.diag(X[:, i : i + 1])
-            known = torch.cat([self.known[near[:, i]], (_SAME * own).expand(b, i)], 1)
+            known = torch.cat([self.known[near[:, i]], (_SAME * own).expand(b, c)], 1)
             H = self.kernel.cross(Z, Z) + torch.diag_embed(known)
             k = self.kernel.cross(Z, X[:, i : i + 1])
             w = torch.linalg.solve(H, k)
             left = (own[:, 0] - (w * k).sum((1, 2))).clamp_min(torch.finfo(X.dtype).tiny)
             unit = torch.zeros(q, dtype=X.dtype, device=X.device)
             unit[i] = 1
-            row = w[:, self._m :].mT @ half + left.sqrt()[:, None, None] * unit
+            row = (
+                w[:, self._m :].mT @ half.gather(1, before.expand(b, c, q))
+                + left.sqrt()[:, None, None] * unit
+            )
             half = torch.cat([half, row], 1)
         # Correlations from the chain, and the variances of single rows.
         half = half * (variance.sqrt() / half.norm(dim=2))[:, :, None]
-        return JointMoments(mean, half @ half.mT, noise)
+        half = half.gather(1, back[:, :, None].expand_as(half))
+        mean = mean.gather(1, back[:, :, None].expand_as(mean))
+        return JointMoments(mean, half @ half.mT, noise.gather(1, back))
+
+    @torch.no_grad()
+    def _order(self, X: Float[Tensor, "b q d"]) -> Int64[Tensor, "b q"]:
+        points = self.metric(X.flatten(0, 1)).unflatten(0, X.shape[:2])
+        away = torch.cdist(points, points)
+        next_row = (points - points.mean(1, keepdim=True)).square().sum(2).argmin(1)
+        order, least = [next_row], torch.full_like(away[:, 0], torch.inf)
+        for _ in range(X.shape[1] - 1):
+            at = next_row[:, None]
+            least = torch.minimum(
+                least, away.gather(1, at[:, :, None].expand_as(away[:, :1]))[:, 0]
+            )
+            least = least.scatter(1, at, -1.0)
+            next_row = least.argmax(1)
+            order.append(next_row)
+        return torch.stack(order, 1)
 
     def moments(self, X: Float[Tensor, "b d"]) -> Moments:
         *alone, half = self._alone(X)
@@ -105,10 +139,9 @@ class NeighborModule(PosteriorModule):
             variance, white = factor * variance, factor * white
         return Moments(mean, variance, white)
 
-    def shift(self, X: Float[Tensor, "b d"]) -> Float[Tensor, "b t"]:
-        """By how much the correction moves means."""
-        mean, variance, _ = self._alone(X)
-        return self._corrected(X, mean, variance)[0] - mean
+    def alone(self, X: Float[Tensor, "b d"]) -> tuple[Float[Tensor, "b t"], Float[Tensor, " b"]]:
+        """Means and latent variances without the correction and the factors of local errors."""
+        return self._alone(X)[:2]
 
     def _corrected(
         self, X: Float[Tensor, "b d"], mean: Float[Tensor, "b t"], variance: Float[Tensor, " b"]
@@ -145,12 +178,23 @@ class NeighborModule(PosteriorModule):
         return (self.kernel.cross(Z, X[:, None]) * a).sum(1)
 
 
-class Shifted(nn.Module):
-    """Draws (m, t, s) moved by the correction of a module, all by the same amount."""
+class Calibrated(nn.Module):
+    """Draws (m, t, s) of the neighbours alone, with the mean and the variances of a module.
+
+    Parameters
+    ----------
+    draws : nn.Module
+    module : NeighborModule
+        With the correction and the factors of local errors.
+    """
 
     def __init__(self, draws: nn.Module, module: NeighborModule):
         super().__init__()
         self.draws, self.module = draws, module
 
     def forward(self, X: Float[Tensor, "m d"]) -> Float[Tensor, "m t s"]:
-        return self.draws(X) + self.module.shift(X)[:, :, None]
+        old_mean, old = self.module.alone(X)
+        mean, variance, _ = self.module.moments(X)
+        ratio = torch.where(old > 0, variance / old.clamp_min(torch.finfo(old.dtype).tiny), 1.0)
+        away = self.draws(X) - old_mean[:, :, None]
+        return mean[:, :, None] + ratio.sqrt()[:, None, None] * away

@@ -29,7 +29,7 @@ from ...linalg.gradients import GPProblem
 from ._among import Among
 from ._local import Predicted, Shared, chain, left_out_moments, predict
 from ._metric import Index, Metric, others_near
-from ._module import NeighborModule, Shifted
+from ._module import Calibrated, NeighborModule
 from ._objectives import Scaled, helpers_on, local_factor
 from ._wide import (
     Correction,
@@ -300,7 +300,7 @@ class NeighborPosterior(Posterior):
     def functions(self, n_samples: int, generator: torch.Generator) -> nn.Module:
         """g(x) plus the prediction from y - g(rows) - noise of the nearest rows, for prior draws g.
 
-        Its variances are those before the factors of local errors and of the correction.
+        Deviations are multiplied by the factors of local errors and of the correction.
         """
         t, module = self.problem.Y.shape[1], self._module(None)
         prior = prior_draws(self.problem.kernel, self._theta, (t, n_samples), generator)
@@ -310,7 +310,9 @@ class NeighborPosterior(Posterior):
         g += module.known.sqrt()[:, None, None] * normal(*g.shape, generator=generator)
         module.targets = (module.targets[:, :, None] - g).flatten(1)
         draws = Moved(prior, MeanDraws(module, (t, n_samples)))
-        return draws if self.correction is None else Shifted(draws, self._module(self.correction))
+        if self.correction is None and self._power == 0:
+            return draws
+        return Calibrated(draws, self._module(self.correction))
 
     def covariance(self, X: Float[Tensor, "b d"]) -> Float[Tensor, "b b"]:
         """Correlations from Vecchia's approximation; the variances are those of single rows."""

@@ -1,0 +1,212 @@
+"""Everything that a model says of 20 rows describes one distribution."""
+
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from contracts.one_distribution import disagreements
+from export.exported import MODELS, NEW, ONE, OVER, SMOOTH, UNITS, X, Y, exact, fitted
+from scipy import stats
+from sklearn.base import clone
+from sklearn.gaussian_process.kernels import RBF, WhiteKernel
+from sklearn.linear_model import LinearRegression
+
+import skscalablegp as sk
+from skscalablegp.core import fitted_process
+from skscalablegp.core.posteriors import with_variances
+from skscalablegp.meta._scaled import Tails
+
+ROWS = np.vstack([X[:8] + 0.1 * UNITS, NEW[:12]])
+# Beyond a grid drawn functions are what the grid determines, with less variance.
+INSIDE = np.clip(ROWS, X.min(0), X.max(0))
+# One estimator of each family; the others are slow.
+QUICK = {"features", "student", "experts", "deep", "grid", "nearest", "love-features", "stack"}
+QUICK |= {"neighbours"}
+
+
+def marked(names):
+    """The parameters of a test, slow but for QUICK."""
+    return [pytest.param(n, marks=[] if n in QUICK else pytest.mark.slow) for n in names]
+
+
+def inside(name):
+    return INSIDE if "grid" in name else ROWS
+
+
+# The deviations of stored samples have a relative standard error of 1 / sqrt(2 s).
+@pytest.mark.parametrize("name", marked(sorted({*MODELS, *OVER} - {"pathwise"})))
+def test_every_model(name):
+    draws = 1600 if name in QUICK else 8000
+    assert disagreements(fitted(name), inside(name), n_draws=draws) == []
+
+
+def test_stored_samples():
+    """Their covariances have the variances of `return_std`, and their draws are those samples."""
+    model = fitted("pathwise")
+    mean, std = model.predict(ROWS, return_std=True)
+    np.testing.assert_allclose(model.predict(ROWS, return_cov=True)[1].diagonal(), std**2)
+    right = stats.norm.ppf([0.1, 0.7], mean[:, None], std[:, None])
+    np.testing.assert_allclose(model.predict_quantiles(ROWS, [0.1, 0.7]), right)
+    latent = model.predict_std(ROWS, include_noise=False)
+    few = model.sample_y(ROWS, 8) - mean[:, None]
+    noise = np.sqrt(std**2 - latent**2)
+    assert (np.abs(np.mean(few**2, 1) ** 0.5 - latent) < 3 * noise).all()
+
+
+SEVERAL = {
+    "exact": exact(SMOOTH, normalize_y=True),
+    "features": MODELS["features"],
+    "neighbours": MODELS["neighbours"],
+    "nearest": MODELS["nearest"],
+    "inducing": MODELS["inducing"],
+    "experts": MODELS["experts"],
+    "grid": MODELS["grid"],
+    "deep": MODELS["deep"],
+    "process": MODELS["process"],
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SEVERAL)
+def test_several_targets(name):
+    targets = np.column_stack([Y, 1e3 - 3 * Y])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model = clone(SEVERAL[name]).fit(X, targets)
+    assert disagreements(model, inside(name), n_draws=8000) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SEVERAL)
+def test_known_noise(name):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model = clone(SEVERAL[name]).fit(X, Y + 1e3, noise_variance=np.linspace(1, 40, len(X)))
+    assert disagreements(model, inside(name), n_draws=8000, noise_variance=30.0) == []
+
+
+# ------------------------------------------------------------------ corrections
+
+
+def rough(n, seed=0):
+    """A function of two columns with noise that depends on the place, and some outliers."""
+    rng = np.random.RandomState(seed)
+    rows = rng.uniform(-2, 2, (n, 2))
+    y = np.sin(3 * rows[:, 0]) * rows[:, 1] + 0.1 * rng.standard_t(3, n) * (1 + rows[:, 0] ** 2)
+    return rows, y
+
+
+CORRECTED = {
+    "local-factors": sk.NNGPRegressor(
+        RBF([0.5, 0.5]) + WhiteKernel(0.05), n_neighbors=10, local_scale=True, **ONE
+    ),
+    "wide": sk.NNGPRegressor(
+        RBF([0.5, 0.5]) + WhiteKernel(0.05), n_neighbors=10, n_wide_neighbors=60, **ONE
+    ),
+    "few-neighbours": sk.IterativeGPRegressor(
+        RBF([1.0, 1.0]) + WhiteKernel(0.01), posterior="neighbors", optimizer=None, random_state=0,
+        solver="cg", dtype="float64",
+    ),
+    "qsgp": sk.QSGPRegressor(inference="stochastic", n_components=256, max_iter=20, random_state=0),
+    "tails": sk.HeteroscedasticRegressor(
+        sk.PoERegressor(), LinearRegression(), tails="student", random_state=0
+    ),
+    "empirical": sk.HeteroscedasticRegressor(sk.RFFRegressor(), tails="empirical", random_state=0),
+    "automatic": sk.AutoGPRegressor(["linear", "exact"], random_state=0),
+    "laplace": sk.QSGPRegressor(likelihood="laplace", n_components=64, random_state=0),
+}  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CORRECTED)
+def test_corrected_models(name):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model = clone(CORRECTED[name]).fit(*rough(600))
+    assert disagreements(model, rough(20, 1)[0], n_draws=8000) == []
+
+
+def test_drawn_functions_have_the_factors_of_local_errors():
+    """Variances of draws against those of `predict_std`, which are up to twice those without."""
+    rows, y = rough(300)
+    model = clone(CORRECTED["local-factors"]).set_params(optimizer=None).fit(rows, y)
+    posterior = fitted_process(model).posterior
+    posterior._power = 0.5
+    new = rough(12, 1)[0]
+    std = model.predict_std(new, include_noise=False)
+    found = [
+        sk.draw_functions(model, 100, random_state=seed).values(new).std(1) for seed in range(8)
+    ]
+    np.testing.assert_allclose(np.mean(found, 0), std, rtol=0.2)
+    posterior._power = 0.0
+    without = model.predict_std(new, include_noise=False)
+    assert np.max(np.abs(np.log(std / without))) > 0.3
+
+
+def test_covariances_with_other_variances():
+    rng = np.random.RandomState(0)
+    root, variance = rng.randn(5, 5), np.array([1.0, 0.5, 2.0, 0.0, 3.0])
+    C = root @ root.T
+    scale = np.sqrt(variance / C.diagonal())
+    found = with_variances(torch.tensor(C), torch.tensor(variance)).numpy()
+    np.testing.assert_allclose(found, scale[:, None] * C * scale, atol=1e-14)
+
+
+def test_neighbours_variances_are_those_of_covariances_and_samples():
+    """With fewer neighbours than rows, whose variances are larger than those of all rows."""
+    rows, y = rough(400)
+    model = sk.IterativeGPRegressor(
+        RBF([0.3, 0.3]) + WhiteKernel(0.3), posterior="neighbors", optimizer=None, solver="cg",
+        dtype="float64", random_state=0,
+    ).fit(rows, y)  # fmt: skip
+    posterior = fitted_process(model).posterior
+    posterior._n_nearest = 5
+    new = rough(20, 1)[0]
+    std = model.predict(new, return_std=True)[1]
+    K = RBF([0.3, 0.3])
+    C = K(new) - K(new, rows) @ np.linalg.solve(K(rows) + 0.3 * np.eye(400), K(rows, new))
+    assert np.mean(model.predict_std(new, include_noise=False) ** 2 / C.diagonal()) > 1.1
+    cov = model.predict(new, return_cov=True)[1]
+    np.testing.assert_allclose(np.sqrt(cov.diagonal()), std)
+    draws = model.sample_y(new, 8000, random_state=0)
+    np.testing.assert_allclose(draws.std(1), std, rtol=0.05)
+
+
+@pytest.mark.parametrize("name", ["student", "empirical"])
+@pytest.mark.parametrize("df", [2.5, 4.0])
+def test_standard_deviations_with_fitted_tails(name, df):
+    """The standard deviation is that of the draws of this shape, which keeps its quantiles."""
+    z = stats.t.rvs(df, size=2000, random_state=np.random.RandomState(0))
+    raw = Tails.of(name, z)
+    tails, std = raw.standardised()
+    u = (np.arange(2_000_000) + 0.5) / 2_000_000
+    drawn = tails(stats.norm.ppf(u))
+    assert abs(drawn.mean()) < 1e-3 and drawn.std() == pytest.approx(1, abs=0.05)
+    inner = np.linspace(-1.5, 1.5, 9)
+    moved = std * tails(inner) - raw(inner)
+    np.testing.assert_allclose(moved, moved[0], atol=0.01 * std)
+    if name == "student":
+        fitted_df, _, scale = stats.t.fit(z, floc=0)
+        # The quantiles are tabulated to eight standard deviations.
+        right = scale * (fitted_df / (fitted_df - 2)) ** 0.5
+        assert std == pytest.approx(right, rel=0.02)
+
+
+def test_deviations_of_models_with_heavy_tails():
+    """`return_std` against the density, integrated: .6 of it before the tails counted."""
+    rng = np.random.RandomState(0)
+    rows = rng.uniform(size=(600, 1))
+    y = stats.t.rvs(3, size=600, random_state=rng)
+    model = sk.HeteroscedasticRegressor(
+        sk.RFFRegressor(n_components=10), LinearRegression(), tails="student", random_state=0
+    ).fit(rows, y)
+    assert model._learned.tails.name == "student"
+    mean, std = model.predict(rows[:1], return_std=True)
+    edges = np.sinh(np.linspace(-14, 14, 8001))
+    log_p = model.log_predictive_density(np.repeat(rows[:1], 8001, 0), mean + std * edges)
+    second = np.trapezoid(np.exp(log_p) * std * edges**2, edges)
+    assert second == pytest.approx(1, abs=0.02)
+    draws = model.sample_y(rows[:1], 20000, random_state=1)[0]
+    share = np.mean(draws < model.predict_quantiles(rows[:1], 0.9)[0])
+    assert share == pytest.approx(0.9, abs=0.01)
