@@ -168,4 +168,12 @@ MUTANTS = [
         "settings = self._budget(), device, None",
         "tests/models/grid/test_kissgp.py -k grid_end_by_the_budget",
     ),
+    (
+        "drawn functions leave out the error of interpolation",
+        "models/grid/_posterior.py",
+        "if not misfit > 0:",
+        "if True:",
+        "tests/contracts/test_one_distribution.py -k 'every_model and grid'",
+        True,
+    ),
 ]

@@ -447,4 +447,12 @@ MUTANTS = [
         "    if False and tells_nothing(problem):",
         "tests/contracts/test_contract.py -k one_row_leaves",
     ),
+    (
+        "covariances have other variances than single rows",
+        "models/iterative/_posterior.py",
+        "if self._n_nearest is None and self.samples is None:",
+        "if True:",
+        "tests/contracts/test_one_distribution.py -k 'neighbours_variances or stored_samples'",
+        True,
+    ),
 ]

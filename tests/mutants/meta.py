@@ -334,4 +334,20 @@ MUTANTS = [
         "return pooled",
         "tests/contracts/test_class_shares.py -k files_modules",
     ),
+    (
+        "standard deviations leave out the fitted tails",
+        "meta/_scaled.py",
+        "noise=self.noise.times(std), tails=tails",
+        "tails=tails",
+        "tests/contracts/test_one_distribution.py -k deviations_of_models_with_heavy_tails",
+        True,
+    ),
+    (
+        "functions of low-rank variances have the exact ones",
+        "core/posteriors/_low_rank.py",
+        "self._below.with_spread(spread).functions",
+        "self._below.functions",
+        "tests/contracts/test_one_distribution.py -k 'every_model and love-features'",
+        True,
+    ),
 ]

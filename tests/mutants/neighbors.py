@@ -206,8 +206,8 @@ MUTANTS = [
     (
         "draws are not moved by wide neighbourhoods",
         POSTERIOR,
-        "return draws if self.correction is None else",
-        "return draws if True else",
+        "if self.correction is None and self._power == 0:",
+        "if self._power == 0:",
         f"{CORRECTED} -k 'module_and_functions'",
     ),
     (
@@ -456,6 +456,22 @@ MUTANTS = [
         "return float(loss(at).mean()) + 0.5 * at**2 / n_errors",
         "return float(loss(at).mean())",
         "tests/models/neighbors/test_wide.py -k hides",
+        True,
+    ),
+    (
+        "drawn functions leave out the factors of local errors",
+        POSTERIOR,
+        "if self.correction is None and self._power == 0:",
+        "if self.correction is None:",
+        "tests/contracts/test_one_distribution.py -k factors_of_local_errors",
+        True,
+    ),
+    (
+        "joint predictions of exports condition in the order of the rows",
+        "models/neighbors/_module.py",
+        "order = self._order(X)",
+        "order = torch.arange(X.shape[1]).expand(X.shape[:2])",
+        "tests/contracts/test_one_distribution.py -k 'every_model and neighbours'",
         True,
     ),
 ]

@@ -18,7 +18,7 @@ from sklearn.gaussian_process.kernels import (
 )
 
 from skscalablegp import NNGPRegressor, files, to_torch
-from skscalablegp.core import Machine
+from skscalablegp.core import Machine, fitted_process
 from skscalablegp.core.training import Budget, StopTraining
 from skscalablegp.models.neighbors import _nngp, _plan, _wide
 from skscalablegp.models.neighbors._among import Among
@@ -468,13 +468,18 @@ def test_the_module_and_functions_have_them():
     found = to_torch(gp)(torch.tensor(X_test[:30]))
     assert_allclose(found[0], mean, rtol=1e-6, atol=1e-7)
     plain, x = model(n_wide_neighbors=0, local_scale=False).fit(X, y), X_test[:5]
-    # The same draws, which the correction moves by the same amount.
-    draws = [g._posterior().functions(3, torch.Generator().manual_seed(0)) for g in (gp, plain)]
-    with torch.no_grad():
-        moved = draws[0](torch.tensor(x)) - draws[1](torch.tensor(x))
-    expected = gp.predict(x) - plain.predict(x)
-    assert np.abs(expected).max() > 0.01
-    assert_allclose(moved, np.repeat(expected[:, :, None], 3, 2), rtol=1e-4, atol=1e-5)
+    # The same draws, around the corrected mean and with the corrected deviations.
+    away = []
+    for g in (gp, plain):
+        draws = g._posterior().functions(3, torch.Generator().manual_seed(0))
+        process = fitted_process(g)
+        mean, variance, _ = process.moments(x)
+        with torch.no_grad():
+            f = draws(process.inputs(x)).numpy() * np.reshape(process.y_std, (-1, 1))
+        f = f + np.reshape(process.y_mean, (-1, 1))
+        away.append((f - mean[:, :, None]) / np.sqrt(variance)[:, :, None])
+    assert np.abs(gp.predict(x) - plain.predict(x)).max() > 0.01
+    assert_allclose(away[0], away[1], rtol=1e-4, atol=1e-4)
 
 
 def test_added_rows_are_neighbours_beside_the_same_wide_neighbourhoods():
