@@ -128,7 +128,7 @@ def test_corrected_models(name):
 
 
 def test_drawn_functions_have_the_factors_of_local_errors():
-    """Variances of draws against those of `predict_std`, which are up to twice those without."""
+    """Deviations of draws against those of `predict_std`, which the factors change."""
     rows, y = rough(300)
     model = clone(CORRECTED["local-factors"]).set_params(optimizer=None).fit(rows, y)
     posterior = fitted_process(model).posterior
@@ -194,7 +194,7 @@ def test_standard_deviations_with_fitted_tails(name, df):
 
 
 def test_deviations_of_models_with_heavy_tails():
-    """`return_std` against the density, integrated: .6 of it before the tails counted."""
+    """`return_std` against the density, integrated."""
     rng = np.random.RandomState(0)
     rows = rng.uniform(size=(600, 1))
     y = stats.t.rvs(3, size=600, random_state=rng)
