@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from scipy.spatial.distance import cdist
 
+from ._fast_columns import FastColumn, fast_column, rows_to_look_at
 from ._signal import FEWEST_ROWS, Signal, simple_signals
 from .data import column_spread
 
@@ -18,6 +19,9 @@ _LOOK, _ROWS, _FEWEST_LOOKED, _PRODUCT = 200, 2000, 50, 2e9
 # The model has learned nothing if it explains no more than this share of the variance, or if its
 # predictions correlate with the targets by no more standard errors than this.
 _NOTHING, _ERRORS = 0.05, 3.0
+# A model has missed a column if its squared errors are so many times those of means of neighbours
+# in that column.
+_MISSED = 1.25
 # Models without a closed form are evaluated at rows that are moved from training rows by this share
 # of the distance to the nearest row.
 _NEARBY = 0.1
@@ -51,8 +55,9 @@ def nothing_learned(model: Any, X: Any, y: Any, classes: Any = None) -> str:  # 
     Notes
     -----
     The first look costs a leave-one-out prediction of at most 200 rows, or a prediction if there is
-    no closed form. Only if it finds nothing, a linear model and boosted trees are fitted; the
-    difference of squared errors on held-out rows decides, by three standard errors.
+    no closed form. They are compared with means of neighbours in a fast column (`fast_column`), if
+    there is one. Only if the look finds nothing, a linear model and boosted trees are fitted. The
+    difference of squared errors decides, by three standard errors.
     """
     n = len(X)
     if n < FEWEST_ROWS or np.ndim(X) != 2 or np.asarray(X[:1]).dtype.kind not in "fiu":
@@ -73,8 +78,17 @@ def nothing_learned(model: Any, X: Any, y: Any, classes: Any = None) -> str:  # 
         return predicted_nearby(model._expected_targets, X[rows], n) / units
 
     order = np.random.RandomState(0).permutation(n)[:_ROWS]
-    look = np.sort(order[: min(_LOOK, max(_FEWEST_LOOKED, int(_PRODUCT / n**2)))])
-    if _has_learned(predicted_rows(look), Y[look] / units):
+    first = order[: min(_LOOK, max(_FEWEST_LOOKED, int(_PRODUCT / n**2)))]
+    look = np.sort(first)
+    predicted = predicted_rows(look)
+    some = rows_to_look_at(*X.shape)
+    fast = fast_column(np.asarray(X[some], dtype=np.float64), Y[some] / units)
+    if fast is not None:
+        # Both orders begin alike.
+        errors = fast.errors[: len(first)][np.argsort(first)]
+        if said := _missed(fast, errors, predicted, Y[look] / units):
+            return said
+    if _has_learned(predicted, Y[look] / units):
         return ""
     signals = simple_signals(np.asarray(X[order], dtype=np.float64), Y[order] / units)
     for signal in signals:
@@ -148,6 +162,24 @@ def _has_learned(predicted: np.ndarray, Y: np.ndarray) -> bool:
     product = math.sqrt(float(np.square(a).sum()) * float(np.square(b).sum()))
     correlation = float((a * b).sum()) / product if product > 0 else 0.0
     return _explained(predicted, Y) > _NOTHING and correlation * math.sqrt(len(Y)) > _ERRORS
+
+
+def _missed(
+    fast: FastColumn, errors: np.ndarray, predicted: np.ndarray, truth: np.ndarray
+) -> str:
+    """A sentence if means of neighbours in a fast column, with these errors, predict better."""
+    own = (np.square(truth - predicted)[:, fast.targets] / fast.units).sum(1)
+    falls = own - errors
+    error = max(float(falls.std()) / math.sqrt(len(falls)), 1e-12)
+    if own.mean() < _MISSED * errors.mean() or falls.mean() < _ERRORS * error:
+        return ""
+    return (
+        f"the model has missed what varies many times over the range of column {fast.column}: its "
+        f"predictions leave {own.mean():.2g} of the variance of {len(own)} rows unexplained, and "
+        f"means of {fast.rows} neighbours in this column leave {errors.mean():.2g}. Try a shorter "
+        "length scale of this column in the kernel, or a model that resolves it, such as "
+        "IterativeGPRegressor or NNGPRegressor"
+    )
 
 
 def _explained(predicted: np.ndarray, Y: np.ndarray) -> float:

@@ -12,6 +12,7 @@ import torch
 
 from ..linalg.blocks import watched
 from ..linalg.gradients import ExactGradient, GPProblem, GradientEstimator
+from ._fast_columns import StartRows
 from ._plan import Plan
 from ._run import FitRun
 from ._starts import choose_start
@@ -303,12 +304,14 @@ def _initialise(
         return _average_neighbourhoods(problem, exact, theta, settings, subsets, run, tol)
     order = torch.randperm(n, generator=run.generator).to(problem.X.device)
     n_iter, metric, size, result = 0, None, subsets.size, None
+    start_rows = StartRows.of(problem, run.fast)
     # A subset of nearly all rows is not worth its time if all rows follow.
     share = 1.0 if subsets.only else 1.5
     while result is None or size * share < n:
         optimizer = QuasiNewton(tol, gain_tol=max(0.5, settings.gain_per_row * size))
         with run.budget.may_end(result is not None) as ending:
-            part = problem.random_part(order[:size].sort().values)
+            rows = torch.as_tensor(start_rows.chosen(order[:size].cpu().numpy()))
+            part = problem.random_part(rows.to(problem.X.device))
             if metric is None:
                 part = part.to(torch.float64)
             elif settings.precision != "given":

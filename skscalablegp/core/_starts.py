@@ -28,6 +28,7 @@ from ..linalg.gradients import (
     exact_marginal_likelihood,
     log_density,
 )
+from ._fast_columns import StartRows
 from ._leave_one_out import left_out
 from ._signal import FEWEST_ROWS, Signal, simple_signals
 from ._training_run import Run
@@ -65,6 +66,9 @@ _FACTORS = (1 / 16, 1 / 8, 1 / 4, 1 / 2, 1.0, 2.0, 4.0)
 _OF_RELEVANT, _FAR = (1 / 4, 1 / 2, 1.0, 2.0), 4.0
 # A column matters if its relevance is at least this share of the largest; both shares are tried.
 _SHARES = (0.05, 0.01)
+# Length scales of a fast column in units of the width of its best windows, and of the other columns
+# in units of their spread times the root of their number.
+_OF_FAST, _OF_SLOW = (1.0, 2.0, 4.0, 8.0), (1.0, 4.0)
 # Noise variances in units of the target's mean square.
 _NOISE = (1.0, 0.1, 0.01)
 # Seconds of a time budget below which simple models are not fitted, and starts not trained.
@@ -253,7 +257,7 @@ class _Search:
         # The rows do not depend on the seed, because exact fits do not depend on one.
         self._generator = torch.Generator().manual_seed(0)
         self._order = RandomOrder.drawn(len(problem.X), self._generator)
-        self._problem = problem
+        self._problem, self._start_rows = problem, StartRows.of(problem, run.fast)
         self._ranked: list[Start] = []
         self._signals: list[Signal] = []
         self._kept: tuple[np.ndarray, Tensor] | None = None
@@ -269,8 +273,9 @@ class _Search:
         return self._order[:m].to(self._problem.X.device)
 
     def _rows(self, m: int) -> GPProblem:
-        """m random rows, in double precision."""
-        part = self._problem.random_part(self._first(m).sort().values).to(torch.float64)
+        """m random rows, some of them neighbours if the table asks for it, in double precision."""
+        rows = torch.as_tensor(self._start_rows.chosen(self._order[:m].cpu().numpy()))
+        part = self._problem.random_part(rows.to(self._problem.X.device)).to(torch.float64)
         return replace(part, keep=True)
 
     # ------------------------------------------------------------------ the comparison
@@ -286,6 +291,7 @@ class _Search:
             X, Y = (rows.double().cpu().numpy() for rows in (some.X, some.Y))
             self._signals = self._ask(X, Y)
             self._rank(part, [*self._relevant()])
+        self._rank(part, [*self._fast()])
 
     def _rank(self, part: GPProblem, starts: list[Start]) -> None:
         valued = []
@@ -327,6 +333,21 @@ class _Search:
                 scale = np.minimum(scale * factor, _FAR * root)
                 theta[self._layout.lengths] = self._lengths(spread * scale)
                 yield from self._noises(f"the columns used by {signal.model}", theta)
+
+    def _fast(self) -> Iterator[Start]:
+        """Short length scales for a column over whose range the target varies many times."""
+        fast, layout = self._start_rows.fast, self._layout
+        size = layout.n_lengths
+        if fast is None or fast.column not in layout.columns or size != len(layout.columns):
+            return
+        (place,) = np.flatnonzero(layout.columns == fast.column)
+        far = [np.log(self._spread * math.sqrt(size) * factor) for factor in _OF_SLOW]
+        others = [self.best.theta[layout.lengths], *far] if size > 1 else far[:1]
+        for lengths, factor in product(others, _OF_FAST):
+            theta = self._given.theta.copy()
+            theta[layout.lengths] = lengths
+            theta[layout.length(int(place))] = math.log(fast.width * factor)
+            yield from self._noises(f"neighbours in column {fast.column}", theta)
 
     @cached_property
     def _spread(self) -> np.ndarray:

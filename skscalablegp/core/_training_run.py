@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from ._fast_columns import FastColumn
 from .training import Budget, Monitor
 
 
@@ -21,6 +22,9 @@ class Run:
     random_state : RandomState
         For random numbers from NumPy and scikit-learn.
     """
+
+    # The fast column of the table, where a start sees only some of its rows.
+    fast: FastColumn | None = None
 
     def __init__(
         self, monitor: Monitor, generator: torch.Generator, random_state: np.random.RandomState
@@ -43,7 +47,9 @@ class Run:
         Callbacks do not see its steps; an interrupt ends both runs.
         """
         monitor = Monitor(budget=self.budget.share(share))
-        return Run(monitor, self.generator, self.random_state)
+        run = Run(monitor, self.generator, self.random_state)
+        run.fast = self.fast
+        return run
 
     def reports(self, **facts: Any) -> None:
         """Add entries to the report of the fit, if this run has one."""

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from copy import copy
 
+import numpy as np
 import torch
 
-from ...core import FitRun, StageSettings, Start, chosen_start
+from ...core import FitRun, StageSettings, Start, StartRows, chosen_start
 from ...core.data import Table, random_rows
 from ...kernels import SumOverColumns, TorchKernel
 from ._grid import Grid
@@ -42,7 +43,15 @@ def start_on_grid(
     """
     if settings.optimizer is None or settings.follows_scikit_learn:
         return Start("the given values", kernel.theta0.numpy())
-    rows = random_rows(len(table.X), _ROWS, torch.Generator().manual_seed(0)).numpy()
+    n, d = table.X.shape
+
+    def read(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        some = table.rows(rows)
+        return some.X, some.targets
+
+    random = random_rows(n, _ROWS, torch.Generator().manual_seed(0)).numpy()
+    of_start = StartRows(n, d, read)
+    rows, run.fast = of_start.chosen(random), of_start.fast
     if len(grid.components) > 1:
         kernel = copy(kernel)
         kernel.node = SumOverColumns(kernel.node, [axis.column for (axis,) in grid.components])

@@ -270,7 +270,7 @@ class SparseMixin:
         if self.optimizer is None or kernel.n_params == 0 or deep:
             return kernel.theta0, 0, "converged"
         size = rows_for(kernel.n_features, START_ROWS)
-        rows = training.rows.random_part(size, run.generator)
+        rows = training.rows.start_part(size, run)
         X, Y, *_ = rows
         if self.kernel is not None:
             if not (model.likelihood.conjugate and model.likelihood.additive):

@@ -17,6 +17,7 @@ import torch
 from ...core import (
     FitRun,
     StageSettings,
+    StartRows,
     TableRegressorBase,
     below_the_noise_bound,
     best_of,
@@ -271,7 +272,9 @@ class SGPRRegressor(TableRegressorBase):
         if self.optimizer is None or kernel.n_params == 0:
             return TrainingResult.untrained(kernel.theta0.numpy())
         start = rows_for(problem.X.shape[1], START_ROWS)
-        some = problem.random_part(random_rows(n, start, run.generator).to(problem.X.device))
+        of_start = StartRows.of(problem)
+        rows, run.fast = of_start.chosen(random_rows(n, start, run.generator).numpy()), of_start.fast
+        some = problem.random_part(torch.as_tensor(rows, device=problem.X.device))
         if self.kernel is not None or n <= 2 * start:
             return compared_start(some, StageSettings(self.optimizer, self.max_iter), run)
 

@@ -12,6 +12,7 @@ import torch
 from torch import Generator, Tensor
 
 from ..._validation import check_duplicates
+from ...core import Run, StartRows
 from ...core.data import (
     RowSource,
     Scaling,
@@ -152,11 +153,24 @@ class SparseRows:
 
     def random_part(self, size: int, generator: Generator) -> tuple[Any, ...]:
         """As `take`, for rows that are `drawn`."""
-        index, drawn = self.drawn(size, generator)
+        return self._counted(*self.drawn(size, generator))
+
+    def _counted(self, index: np.ndarray, drawn: np.ndarray | None) -> tuple[Any, ...]:
         *some, last = self.take(torch.as_tensor(index))
         return *some, last if drawn is None else replace(
             last, counts=torch.as_tensor(drawn).to(last.counts)
         )
+
+    def start_part(self, size: int, run: Run) -> tuple[Any, ...]:
+        """As `random_part`, with neighbours among the rows where random ones hold none."""
+
+        def read(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+            X, Y, *_ = self.take(torch.as_tensor(rows))
+            return X.double().cpu().numpy(), Y.double().cpu().numpy()
+
+        rows = StartRows(len(self), self.source.X.shape[1], read)
+        run.fast = rows.fast
+        return self._counted(*rows.counted(*self.drawn(size, run.generator)))
 
     def share(self, some: tuple[Any, ...]) -> float:
         """The share of all rows that some are, as `take` gives them."""

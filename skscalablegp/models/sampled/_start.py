@@ -25,6 +25,7 @@ from ...core import (
     FitRun,
     SharedSource,
     StageSettings,
+    StartRows,
     below_the_noise_bound,
     chosen_start,
     data_scaled_kernel,
@@ -92,13 +93,20 @@ def random_part(
     source: RowSource | SharedSource, of: np.ndarray, size: int, random_state: np.random.RandomState
 ) -> tuple[np.ndarray, Rows]:
     """Random ones of the rows `of`, as they were before equal rows were merged; their numbers."""
+    index, counts = _random(source, of, size, random_state)
+    return index, Rows.of(source, index)._replace(counts=counts)
+
+
+def _random(
+    source: RowSource | SharedSource, of: np.ndarray, size: int, random_state: np.random.RandomState
+) -> tuple[np.ndarray, np.ndarray | None]:
 
     def draw(n: int, size: int) -> np.ndarray:
         return random_state.permutation(n)[:size]
 
     counts = None if source.counts is None else source.counts[of]
     index, counts = rows_before_merging(len(of), counts, size, draw)
-    return of[index], Rows.of(source, of[index])._replace(counts=counts)
+    return of[index], counts
 
 
 @dataclass(frozen=True)
@@ -155,7 +163,15 @@ def _first_rows(
 ) -> Start:
     """Some rows, and the kernel before training."""
     n = len(source)
-    index, rows = random_part(source, np.arange(n), plan.rows, run.random_state)
+    index, counts = _random(source, np.arange(n), plan.rows, run.random_state)
+
+    def read(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        some = Rows.of(source, rows)
+        return some.X, some.targets(likelihood)
+
+    of_start = StartRows(n, Rows.of(source, index[:1]).X.shape[1], read)
+    index, counts = of_start.counted(index, counts)
+    rows, run.fast = Rows.of(source, index)._replace(counts=counts), of_start.fast
     kernel = _starting_kernel(plan, likelihood, rows, n)
     if not compile_kernel(kernel, rows.X.shape[1]).node.products():
         raise ValueError(

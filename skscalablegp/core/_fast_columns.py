@@ -1,0 +1,219 @@
+"""A column over whose range the target varies many times, found by neighbours in that column.
+
+Half-hourly values of half a year go up and down 187 times. Three hundred random rows of them hold
+no neighbours: whatever the length scales, their covariance matrix is diagonal, and boosted trees
+have too few leaves. Rows that follow each other in time predict each other all the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from jaxtyping import Float
+
+from ..linalg.gradients import GPProblem
+
+# Fewest rows, number of rows up to which all are looked at, and largest numbers of entries and of
+# targets.
+_FEWEST, _MOST, _ENTRIES, _TARGETS = 200, 2000, 1_000_000, 3
+# A window is short up to this share of the rows, and long from the other share on.
+_SHORT, _LONG = 1 / 24, 1 / 16
+# Short windows have to leave less of the squared error than long ones by this share, and by so
+# many standard errors.
+_GAIN, _CLEAR = 0.05, 5.0
+# Random rows stand for a table if as many of them lie in a window.
+_RESOLVED = 3.0
+# Neighbours are rows that span at most this many times the width of the best windows.
+_NEAR = 3.0
+# Windows of neighbouring rows have this many times the rows of the best one for a mean.
+_BLOCK, _MOST_BLOCKS = 16, 8
+
+
+class FastColumn(NamedTuple):
+    """A column in which means of a few neighbours predict better than means of many.
+
+    Attributes
+    ----------
+    column : int
+    rows : int
+        Number of neighbours whose mean predicts best.
+    width : float
+        The distance that they span, in the units of the column.
+    errors : ndarray of shape (n,)
+        Squared leave-one-out errors of these means, in units of the targets' variances, and
+        summed over targets.
+    targets, units : ndarray
+        The numbers of the targets that were looked at, and their variances.
+    """
+
+    column: int
+    rows: int
+    width: float
+    errors: np.ndarray
+    targets: np.ndarray
+    units: np.ndarray
+
+    @property
+    def explained(self) -> float:
+        """Share of the targets' variance that the means explain."""
+        return 1 - float(self.errors.mean()) / len(self.targets)
+
+
+def fast_column(X: np.ndarray, Y: np.ndarray) -> FastColumn | None:
+    """The column, if there is one, over whose range the target varies many times.
+
+    Each row's target is predicted by the mean of its neighbours in one column, in windows of 2, 4,
+    8, ... rows. A column is fast if windows of at most a 24th of the rows predict clearly better
+    than those of a 16th or more. Of several columns, the one that predicts best is taken.
+
+    Parameters
+    ----------
+    X : ndarray of shape (n, d)
+        Rows in random order, because neighbouring rows of a table may be alike, and would follow
+        each other among equal entries.
+    Y : ndarray of shape (n, t)
+
+    Notes
+    -----
+    O(n log n) for each column.
+    """
+    units = Y.var(0)
+    targets = np.flatnonzero(units > 0)[:_TARGETS]
+    if len(X) < _FEWEST or not len(targets):
+        return None
+    Z = (Y[:, targets] - Y[:, targets].mean(0)) / np.sqrt(units[targets])
+    best: FastColumn | None = None
+    for j, x in enumerate(np.asarray(X, dtype=np.float64).T):
+        order = np.argsort(x, kind="stable")
+        found = _best_window(Z[order])
+        if found is None or (best is not None and best.errors.mean() <= found[1].mean()):
+            continue
+        width = _width(x[order], found[0])
+        if width > 0:
+            errors = np.empty(len(x))
+            errors[order] = found[1]
+            best = FastColumn(j, found[0], width, errors, targets, units[targets])
+    return best
+
+
+def rows_to_look_at(n: int, d: int) -> np.ndarray:
+    """Random rows in random order, as many as `fast_column` can look at, or all."""
+    return np.random.RandomState(0).permutation(n)[: max(_MOST, _ENTRIES // max(1, d))]
+
+
+class StartRows:
+    """Rows for exact fits that choose a start: random ones, half of them neighbours if needed.
+
+    Neighbours in a fast column, in several windows, show at which distance rows are alike there.
+    Random rows between them show what the other columns do, and what long distances do.
+
+    Parameters
+    ----------
+    n, d : int
+        Size of the table.
+    read : callable
+        ``read(rows)`` gives X and Y of some rows, as arrays.
+    fast : FastColumn, optional
+        That of a table from which these rows have been taken.
+    """
+
+    def __init__(
+        self,
+        n: int,
+        d: int,
+        read: Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]],
+        fast: FastColumn | None = None,
+    ):
+        self._n, self._d, self._read, self._known = n, d, read, fast
+
+    @classmethod
+    def of(cls, problem: GPProblem, fast: FastColumn | None = None) -> StartRows:
+        """Those of a problem."""
+
+        def read(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+            some = problem.subset(torch.as_tensor(rows, device=problem.X.device))
+            return some.X.double().cpu().numpy(), some.Y.double().cpu().numpy()
+
+        return cls(*problem.X.shape, read, fast)
+
+    @cached_property
+    def _found(self) -> tuple[FastColumn | None, np.ndarray]:
+        """The fast column, and rows in its order, without those far from their neighbours."""
+        if self._n < _FEWEST:
+            return None, np.arange(0)
+        rows = rows_to_look_at(self._n, self._d)
+        X, Y = self._read(rows)
+        fast = fast_column(X, Y) if self._known is None else self._known
+        if fast is None:
+            return None, rows
+        order = np.argsort(X[:, fast.column], kind="stable")
+        x = X[order, fast.column]
+        near = np.zeros(len(x), dtype=bool)
+        near[: -fast.rows] = x[fast.rows :] - x[: -fast.rows] <= _NEAR * fast.width
+        return fast, rows[order][near]
+
+    @property
+    def fast(self) -> FastColumn | None:
+        """The fast column, if there is one."""
+        return self._found[0]
+
+    def chosen(self, index: np.ndarray) -> np.ndarray:
+        """So many rows as the random ones of `index`, in increasing order."""
+        size = len(index)
+        fast, order = self._found if size < self._n else (None, index)
+        if fast is None or fast.rows * size >= _RESOLVED * min(self._n, len(order)):
+            return np.sort(index)
+        several = int(np.clip(size // 2 // (_BLOCK * fast.rows), 1, _MOST_BLOCKS))
+        length = min(size // 2, len(order)) // several
+        begin = ((np.arange(several) + 0.5) * len(order) / several - length / 2).astype(int)
+        blocks = order[(begin[:, None] + np.arange(length)).ravel()]
+        others = np.random.RandomState(0).permutation(np.setdiff1d(index, blocks))
+        return np.sort(np.concatenate([blocks, others[: size - len(blocks)]]))
+
+    def counted(
+        self, index: np.ndarray, counts: np.ndarray | None
+    ) -> tuple[np.ndarray, np.ndarray | None]:
+        """The same for merged rows, which stand for so many; a row that is added, for one."""
+        chosen = self.chosen(index)
+        if counts is None:
+            return chosen, None
+        found = np.ones(len(chosen))
+        _, at, place = np.intersect1d(chosen, index, return_indices=True)
+        found[at] = counts[place]
+        return chosen, found
+
+
+def _best_window(Z: Float[np.ndarray, "n t"]) -> tuple[int, Float[np.ndarray, " n"]] | None:
+    """The number of neighbours in the best short window, and the errors, if it is clearly best."""
+    n = len(Z)
+    sums = np.vstack([np.zeros(Z.shape[1]), Z.cumsum(0)])
+    at = np.arange(n)
+
+    def errors(half: int) -> np.ndarray:
+        low, high = np.maximum(at - half, 0), np.minimum(at + half + 1, n)
+        mean = (sums[high] - sums[low] - Z) / (high - low - 1)[:, None]
+        return np.square(Z - mean).sum(1)
+
+    halves = 2 ** np.arange(int(np.log2(n / 4)) + 1)
+    tried = {int(half): errors(int(half)) for half in halves if 2 * half <= n / 2}
+    short = {half: e for half, e in tried.items() if 2 * half <= max(2, n * _SHORT)}
+    long = [e for half, e in tried.items() if 2 * half >= n * _LONG]
+    half = min(short, key=lambda half: short[half].mean())
+    falls = min(long, key=lambda e: e.mean()) - short[half]
+    error = falls.std() / np.sqrt(n)
+    if falls.mean() < max(_CLEAR * error, _GAIN * (falls + short[half]).mean()):
+        return None
+    return 2 * half, short[half]
+
+
+def _width(x: np.ndarray, rows: int) -> float:
+    """The median distance of so many rows in sorted entries; of different ones, if it is 0."""
+    width = float(np.median(x[rows:] - x[:-rows]))
+    if width > 0:
+        return width
+    gaps = np.diff(np.unique(x))
+    return float(np.median(gaps)) if len(gaps) else 0.0
