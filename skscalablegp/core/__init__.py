@@ -23,7 +23,7 @@ from ._exact import (
     start_rows,
 )
 from ._exact_process import ExactProcess
-from ._fast_columns import StartRows
+from ._fast_columns import StartRows, fast_column, rows_to_look_at
 from ._first_layer import first_layer_factors, first_layer_rows
 from ._fitted import FittedProcess, LeftOut, fitted_process
 from ._leave_one_out import left_out

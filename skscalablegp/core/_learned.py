@@ -164,9 +164,7 @@ def _has_learned(predicted: np.ndarray, Y: np.ndarray) -> bool:
     return _explained(predicted, Y) > _NOTHING and correlation * math.sqrt(len(Y)) > _ERRORS
 
 
-def _missed(
-    fast: FastColumn, errors: np.ndarray, predicted: np.ndarray, truth: np.ndarray
-) -> str:
+def _missed(fast: FastColumn, errors: np.ndarray, predicted: np.ndarray, truth: np.ndarray) -> str:
     """A sentence if means of neighbours in a fast column, with these errors, predict better."""
     own = (np.square(truth - predicted)[:, fast.targets] / fast.units).sum(1)
     falls = own - errors

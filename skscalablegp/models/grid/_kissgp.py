@@ -24,6 +24,7 @@ from ...core import (
     exact_check,
     fit_exactly,
     fit_hyperparameters,
+    is_auto,
     left_out,
     rows_to_check,
 )
@@ -59,6 +60,7 @@ from ._plan import (
     grid_default_kernel,
     plan_grid,
     plan_method,
+    points_of_fast,
 )
 from ._posterior import GridPosterior
 from ._product_posterior import ProductPosterior
@@ -111,7 +113,8 @@ class KISSGPRegressor(GPRegressorBase):
     grid_size : "auto", int or array-like of shape (d,), default="auto"
         Number of grid points along each column. Two cells of padding at both ends are included.
         "auto" is at most 400, 100, 36 or 8 for 1 to 4 columns. For sums over columns it is 100, or
-        above 40 columns 4,000 in all, but at least 20.
+        above 40 columns 4,000 in all, but at least 20. A column over whose range the target varies
+        many times has up to 1,205 if it has a grid of its own.
     structure : {"auto", "product", "additive"}, default="auto"
         How the columns share grids. "product" is one grid over all columns, and "additive" a sum of
         functions of one column each. "auto" is "product" for up to four columns that vary. For up
@@ -433,7 +436,11 @@ class KISSGPRegressor(GPRegressorBase):
             extent = np.vstack([table.X, -ends, ends])
             n = len(extent)
         columns = columns_that_vary(extent, n)
-        plan = plan_grid(self, n, extent.shape[1], columns)
+        wanted = {}
+        if features is None and is_auto(self.grid_size):
+            some = table.sample()
+            wanted = points_of_fast(some.X, some.targets)
+        plan = plan_grid(self, n, extent.shape[1], columns, wanted)
         run.follow(plan)
         sizes = dict(zip(columns, plan.grid_size.value, strict=True))
         grid = make_grid(extent, sizes, plan.structure.value)

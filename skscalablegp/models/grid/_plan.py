@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,11 +16,13 @@ from ...core import (
     MemoryNeed,
     Plan,
     StageSettings,
+    fast_column,
     ignore,
     instead,
     is_auto,
     plan_stages,
     resolve,
+    rows_to_look_at,
     small_table_rows,
     table_kernel,
 )
@@ -34,6 +36,9 @@ _LEAST_POINTS = 8
 _ADDITIVE_POINTS = 100
 # On additive grids, the points of all axes together. An axis has no fewer than the second number.
 _ALL_POINTS, _FEW_POINTS = 4000, 20
+# A fast column has a point for each width of its best windows, up to so many: the cost grows
+# with the third power.
+_FAST_POINTS = 1200
 # Largest signal variance, in units of the target's.
 _LARGEST_SIGNAL = 1e3
 
@@ -119,7 +124,26 @@ def plan_method(params: Any, n: int, *, stream: bool = False) -> MethodPlan:
     )
 
 
-def plan_grid(params: Any, n: int, d: int, varying: Sequence[int] | None = None) -> GridPlan:
+def points_of_fast(X: np.ndarray, Y: np.ndarray) -> dict[int, int]:
+    """The points that a column needs over whose range the target varies many times.
+
+    O(n log n) for each column.
+    """
+    rows = rows_to_look_at(*X.shape)
+    fast = fast_column(X[rows], Y[rows])
+    if fast is None:
+        return {}
+    points = np.ptp(X[:, fast.column]) / fast.width
+    return {fast.column: int(min(_FAST_POINTS, points)) + 5}
+
+
+def plan_grid(
+    params: Any,
+    n: int,
+    d: int,
+    varying: Sequence[int] | None = None,
+    wanted: Mapping[int, int] | None = None,
+) -> GridPlan:
     """The grid over n rows of d columns, some of which may be constant.
 
     Parameters
@@ -128,6 +152,8 @@ def plan_grid(params: Any, n: int, d: int, varying: Sequence[int] | None = None)
     n, d : int
     varying : sequence of int, optional
         The columns that vary; all by default.
+    wanted : mapping of int to int, optional
+        Fewest points of some columns, by their numbers, on a grid that is no product of columns.
 
     Raises
     ------
@@ -142,7 +168,9 @@ def plan_grid(params: Any, n: int, d: int, varying: Sequence[int] | None = None)
     )
     product = structure.value == "product"
     if is_auto(params.grid_size):
-        sizes = [_points(n, len(columns), product)] * len(columns)
+        usual, least = _points(n, len(columns), product), wanted or {}
+        alone = len(columns) == 1 or not product
+        sizes = [max(usual, least.get(j, 0) if alone else 0) for j in columns]
     else:
         given = _given_sizes(params.grid_size, d)
         sizes = [given[column] for column in columns]

@@ -273,7 +273,8 @@ class SGPRRegressor(TableRegressorBase):
             return TrainingResult.untrained(kernel.theta0.numpy())
         start = rows_for(problem.X.shape[1], START_ROWS)
         of_start = StartRows.of(problem)
-        rows, run.fast = of_start.chosen(random_rows(n, start, run.generator).numpy()), of_start.fast
+        rows = of_start.chosen(random_rows(n, start, run.generator).numpy())
+        run.fast = of_start.fast
         some = problem.random_part(torch.as_tensor(rows, device=problem.X.device))
         if self.kernel is not None or n <= 2 * start:
             return compared_start(some, StageSettings(self.optimizer, self.max_iter), run)

@@ -100,6 +100,7 @@ def random_part(
 def _random(
     source: RowSource | SharedSource, of: np.ndarray, size: int, random_state: np.random.RandomState
 ) -> tuple[np.ndarray, np.ndarray | None]:
+    """The numbers of these rows, and how many of the drawn rows each stands for."""
 
     def draw(n: int, size: int) -> np.ndarray:
         return random_state.permutation(n)[:size]
