@@ -7,6 +7,7 @@ FORMS, ROWS = "core/posteriors/_base.py", "core/posteriors/_kernel.py"
 KISS = "tests/models/grid/test_kissgp.py -k TestProducts"
 KISSGP, GRIDFIT = "models/grid/_kissgp.py", "tests/models/grid/test_kissgp.py"
 LOVE = "tests/meta/test_love.py -k TestLOVE"
+FAST = "tests/core/test_fast_columns.py -m 'not slow'"
 
 MUTANTS = [
     (
@@ -175,5 +176,40 @@ MUTANTS = [
         "if True:",
         "tests/contracts/test_one_distribution.py -k 'every_model and grid'",
         True,
+    ),
+    (
+        "a column of many cycles is not found",
+        "core/_fast_columns.py",
+        "_GAIN, _CLEAR = 0.02, 5.0",
+        "_GAIN, _CLEAR = 0.99, 5.0",
+        FAST,
+    ),
+    (
+        "a row predicts itself",
+        "core/_fast_columns.py",
+        "(sums[high] - sums[low] - Z) / (high - low - 1)[:, None]",
+        "(sums[high] - sums[low]) / (high - low)[:, None]",
+        FAST,
+    ),
+    (
+        "a start has random rows only",
+        "core/_fast_columns.py",
+        "np.concatenate([blocks, others[: size - len(blocks)]])",
+        "index",
+        FAST,
+    ),
+    (
+        "a missed column is not said",
+        "core/_learned.py",
+        "_MISSED = 1.25",
+        "_MISSED = 1e9",
+        FAST,
+    ),
+    (
+        "the grid has as many points whatever the cycles",
+        "models/grid/_plan.py",
+        "sizes = [max(usual, least.get(j, 0) if alone else 0) for j in columns]",
+        "sizes = [usual for j in columns]",
+        FAST,
     ),
 ]
