@@ -99,7 +99,7 @@ MUTANTS = [
     (
         "exact starts from random merged rows",
         "models/inducing/_base.py",
-        "rows = training.rows.random_part(size, run.generator)",
+        "rows = training.rows.start_part(size, run)",
         "rows = training.rows.take(random_rows(n, size, run.generator))",
         f"{BEFORE} -k learn_from",
         True,
