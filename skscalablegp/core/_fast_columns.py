@@ -7,8 +7,10 @@ have too few leaves. Rows that follow each other in time predict each other all 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterator
 from functools import cached_property
+from itertools import product
 from typing import NamedTuple
 
 import numpy as np
@@ -31,6 +33,9 @@ _GAIN, _CLEAR = 0.02, 5.0
 _RESOLVED = 3.0
 # Neighbours are rows that span at most this many times the width of the best windows.
 _NEAR = 3.0
+# Starting length scales of a fast column in units of the width of its best windows, and of the
+# other columns in units of their spread times the root of their number.
+_OF_FAST, _OF_SLOW = (1.0, 2.0, 4.0, 8.0), (1.0, 4.0)
 # Windows of neighbouring rows have this many times the rows of the best one for a mean.
 _BLOCK, _MOST_BLOCKS = 16, 8
 
@@ -130,7 +135,7 @@ class StartRows:
         read: Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]],
         fast: FastColumn | None = None,
     ):
-        self._n, self._d, self._read, self._known = n, d, read, fast
+        self._n, self._d, self.read, self._known = n, d, read, fast
 
     @classmethod
     def of(cls, problem: GPProblem, fast: FastColumn | None = None) -> StartRows:
@@ -140,7 +145,8 @@ class StartRows:
             some = problem.subset(torch.as_tensor(rows, device=problem.X.device))
             return some.X.double().cpu().numpy(), some.Y.double().cpu().numpy()
 
-        return cls(*problem.X.shape, read, fast)
+        n, d = problem.X.shape
+        return cls(n, d, read, fast)
 
     @cached_property
     def _found(self) -> tuple[FastColumn | None, np.ndarray]:
@@ -148,7 +154,7 @@ class StartRows:
         if self._n < _FEWEST:
             return None, np.arange(0)
         rows = rows_to_look_at(self._n, self._d)
-        X, Y = self._read(rows)
+        X, Y = self.read(rows)
         fast = fast_column(X, Y) if self._known is None else self._known
         if fast is None:
             return None, rows
@@ -219,3 +225,18 @@ def _width(x: np.ndarray, rows: int) -> float:
         return width
     gaps = np.diff(np.unique(x))
     return float(np.median(gaps)) if len(gaps) else 0.0
+
+
+def starting_lengths(
+    width: float, place: int, spread: Float[np.ndarray, " k"], given: Float[np.ndarray, " k"]
+) -> Iterator[Float[np.ndarray, " k"]]:
+    """Yield logarithms of length scales of k columns that are short in the fast one.
+
+    The others have those given, or some in units of their spread.
+    """
+    size = len(spread)
+    far = [np.log(spread * math.sqrt(size) * factor) for factor in _OF_SLOW]
+    for others, factor in product([given, *far] if size > 1 else far[:1], _OF_FAST):
+        lengths = others.copy()
+        lengths[place] = math.log(width * factor)
+        yield lengths

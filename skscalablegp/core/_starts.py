@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from .._length_scales import OF_DISTANCES
@@ -28,7 +28,7 @@ from ..linalg.gradients import (
     exact_marginal_likelihood,
     log_density,
 )
-from ._fast_columns import StartRows
+from ._fast_columns import StartRows, starting_lengths
 from ._leave_one_out import left_out
 from ._signal import FEWEST_ROWS, Signal, simple_signals
 from ._training_run import Run
@@ -66,9 +66,6 @@ _FACTORS = (1 / 16, 1 / 8, 1 / 4, 1 / 2, 1.0, 2.0, 4.0)
 _OF_RELEVANT, _FAR = (1 / 4, 1 / 2, 1.0, 2.0), 4.0
 # A column matters if its relevance is at least this share of the largest; both shares are tried.
 _SHARES = (0.05, 0.01)
-# Length scales of a fast column in units of the width of its best windows, and of the other columns
-# in units of their spread times the root of their number.
-_OF_FAST, _OF_SLOW = (1.0, 2.0, 4.0, 8.0), (1.0, 4.0)
 # Noise variances in units of the target's mean square.
 _NOISE = (1.0, 0.1, 0.01)
 # Seconds of a time budget below which simple models are not fitted, and starts not trained.
@@ -268,10 +265,6 @@ class _Search:
         before = self.best.before
         return self.best if before is None else replace(self.best, theta=before)
 
-    def _first(self, m: int) -> Int[Tensor, " m"]:
-        """The numbers of m random rows."""
-        return self._order[:m].to(self._problem.X.device)
-
     def _rows(self, m: int) -> GPProblem:
         """m random rows, some of them neighbours if the table asks for it, in double precision."""
         rows = torch.as_tensor(self._start_rows.chosen(self._order[:m].cpu().numpy()))
@@ -287,9 +280,7 @@ class _Search:
         n, d = self._problem.X.shape
         asks = n >= FEWEST_ROWS and d >= _FEWEST_COLUMNS and self._layout.lengths is not None
         if asks and self._run.budget.allows(_TIME_FOR_MODELS):
-            some = self._problem.subset(self._first(min(n, _ASKED)))
-            X, Y = (rows.double().cpu().numpy() for rows in (some.X, some.Y))
-            self._signals = self._ask(X, Y)
+            self._signals = self._ask(*self._start_rows.read(self._order[:_ASKED].numpy()))
             self._rank(part, [*self._relevant()])
         self._rank(part, [*self._fast()])
 
@@ -336,17 +327,13 @@ class _Search:
 
     def _fast(self) -> Iterator[Start]:
         """Short length scales for a column over whose range the target varies many times."""
-        fast, layout = self._start_rows.fast, self._layout
-        size = layout.n_lengths
-        if fast is None or fast.column not in layout.columns or size != len(layout.columns):
+        fast, columns = self._start_rows.fast, list(self._layout.columns)
+        if fast is None or fast.column not in columns or self._layout.n_lengths != len(columns):
             return
-        (place,) = np.flatnonzero(layout.columns == fast.column)
-        far = [np.log(self._spread * math.sqrt(size) * factor) for factor in _OF_SLOW]
-        others = [self.best.theta[layout.lengths], *far] if size > 1 else far[:1]
-        for lengths, factor in product(others, _OF_FAST):
+        place, given = columns.index(fast.column), self.best.theta[self._layout.lengths]
+        for lengths in starting_lengths(fast.width, place, self._spread, given):
             theta = self._given.theta.copy()
-            theta[layout.lengths] = lengths
-            theta[layout.length(int(place))] = math.log(fast.width * factor)
+            theta[self._layout.lengths] = lengths
             yield from self._noises(f"neighbours in column {fast.column}", theta)
 
     @cached_property

@@ -316,8 +316,13 @@ class LinearModule(PosteriorModule):
     def low_rank(self, explained: Float[Tensor, "q k"]) -> LinearModule:
         minus = _kept(explained)
         minus = minus if self._whiten is None else self._whiten @ minus
-        kept = dict(transform=self.transform, constant=self.constant)
-        return LinearModule(self.features, self.weights, minus, **kept)
+        return LinearModule(
+            self.features,
+            self.weights,
+            minus,
+            transform=self.transform,
+            constant=self.constant,
+        )
 
 
 def _kept(value: Tensor) -> Tensor:
