@@ -316,8 +316,8 @@ MUTANTS = [
     (
         "probabilities that know no more than the shares of the classes are kept",
         "core/likelihoods/_shares.py",
-        "return power if float(weight @ gain) > max(_CLEARLY, _ERRORS * spread) else 0.0",
-        "return power",
+        "float(weight @ gain) - n_trained > max(_CLEARLY, _ERRORS * spread) else 0.0",
+        "True else 0.0",
         "tests/contracts/test_class_shares.py -k only_probabilities",
     ),
     (
@@ -348,6 +348,14 @@ MUTANTS = [
         "self._below.with_spread(spread).functions",
         "self._below.functions",
         "tests/contracts/test_one_distribution.py -k 'every_model and love-features'",
+        True,
+    ),
+    (
+        "trained hyperparameters cost nothing in the comparison with the shares",
+        "core/likelihoods/_shares.py",
+        "float(weight @ gain) - n_trained > max",
+        "float(weight @ gain) > max",
+        "tests/contracts/test_class_shares.py -k know_more",
         True,
     ),
 ]

@@ -13,7 +13,7 @@ from torch import Tensor
 
 # Largest logarithm of a power of probability ratios, and of its inverse.
 _LARGEST_POWER = 2.0
-# The shares alone predict unless the log loss, summed over rows, is lower by so many nats.
+# The shares alone predict unless the log loss, summed over rows, is lower by so many nats
 # and by so many standard errors.
 _CLEARLY, _ERRORS = 2.0, 1.0
 # Least probability of a held-out row.
@@ -54,6 +54,7 @@ def best_power(
     shares: Float[Tensor, " c"],
     counts: Tensor | None = None,
     at_one: float = 1.0,
+    n_trained: float = 0.0,
 ) -> float:
     """The power of `towards_shares` with the smallest log loss of held-out rows.
 
@@ -71,6 +72,9 @@ def best_power(
         Weights of the rows.
     at_one : float, default=1.0
         Precision of the normal prior of the logarithm.
+    n_trained : float, default=0.0
+        Number of hyperparameters that were trained with the labels of these rows. Each makes the
+        log likelihood of these rows larger than that of new ones, by one nat (Akaike, 1974).
     """
     p, codes = p.clamp_min(_LEAST), codes[:, None]
     weight = torch.ones(len(p), dtype=p.dtype) if counts is None else counts.to(p)
@@ -86,4 +90,4 @@ def best_power(
     power = math.exp(found.x)
     gain = row_losses(0.0) - row_losses(power)
     spread = float((weight * (gain - gain.mean()).square()).sum().sqrt())
-    return power if float(weight @ gain) > max(_CLEARLY, _ERRORS * spread) else 0.0
+    return power if float(weight @ gain) - n_trained > max(_CLEARLY, _ERRORS * spread) else 0.0

@@ -348,7 +348,10 @@ class SVGPClassifier(SparseMixin, GPClassifierBase):
         codes = some.take(slice(None))[1].long().cpu()
         draws = None if self.draws_ is None else torch.tensor(self.draws_)
         p = self.likelihood_.probabilities(mean, variance, model.n_outputs, draws)
-        return best_power(p, codes[:, 0], torch.tensor(self.class_prior_), counts)
+        # Hyperparameters were trained with all rows, of which these are a part.
+        n_trained = 0 if self.optimizer is None else len(fit.theta) * len(chosen) / len(rows.source)
+        shares = torch.tensor(self.class_prior_)
+        return best_power(p, codes[:, 0], shares, counts, n_trained=n_trained)
 
     def _draw(self, c: int) -> np.ndarray:
         seed = check_random_state(self.random_state).randint(2**31 - 1)
