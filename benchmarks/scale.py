@@ -169,7 +169,7 @@ def run_cell(cell):
     # What a process has allocated: addresses that it only reserves are not counted.
     limit = int(cell["max_gigabytes"] * 2**30)
     resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
-    uci.load = lambda name, split, n, seed: kept(cell["tables"], n, cell["n_test"], seed)
+    uci.load = lambda name, split, n, seed, leaks: kept(cell["tables"], n, cell["n_test"], seed)
     own_make = compare.make
     # The package's budgets count on either clock.
     compare.make = lambda cell, budget: own_make(cell | {"clock": "wall"}, budget)

@@ -245,7 +245,8 @@ def run_cell(cell):
     # What a process has allocated: addresses that it only reserves are not counted.
     limit = int(cell["max_gigabytes"] * 2**30)
     resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
-    uci.load, compare.make, compare.score = load, make, score
+    uci.load = lambda *asked, leaks: load(*asked)
+    compare.make, compare.score = make, score
     with budgets_of(cell["clock"]):
         compare.run_cell(cell)
 

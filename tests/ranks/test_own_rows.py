@@ -289,8 +289,10 @@ def test_sums_of_the_number_of_functions_travel_and_no_rows(name, n):
     if name == "features":
         to_0, to_others = square + m + 2 + p, 2 * p + square + m
     elif name == "batches":
-        # Training calls the callback at every fourth step.
-        to_0, to_others = 4 * (square + 2 * m + p + m * d), 4 * (square + m + p + m * d + 1 + 400)
+        # Training calls the callback at every fourth step. The constant of the latent function has
+        # a value, a slope and a curvature.
+        to_0 = 4 * (square + 2 * m + 2 + p + m * d)
+        to_others = 4 * (square + m + 1 + p + m * d + 1 + 400)
     else:
         to_0, to_others = square + m + 5 + p + m * d, 2 * (p + m * d) + 3 * square + m
     assert {rank_1 for _, rank_1 in sent} == {8 * to_0}
