@@ -70,8 +70,10 @@ NUMBERS = {
     "SampledModel.support_X": "s d",
     "SampledModel.support_Y": "s t",
     "SampledModel.support_share": "s",
+    "SampledModel.constant": "t",
     "ExactModel.mean": "m t",
     "ExactModel.factor": "m m",
+    "ExactModel.constant": "t",
     "Functions.points": "p d",
     "Table.y": "n t?",
     "Table.y_mean": "t?",
@@ -135,6 +137,8 @@ def complete(value: Any) -> None:
         mean, classes = state.get("variational_mean_"), state.get("classes_")
         if isinstance(mean, np.ndarray) and mean.ndim == 2:
             state.setdefault("latent_constant_", np.zeros(mean.shape[1]))
+        if isinstance(classes, np.ndarray) and "_state" in state:
+            state.setdefault("probability_power_", 1.0)
         if isinstance(classes, np.ndarray) and state.keys() & {
             "probability_power_",
             "temperature_",

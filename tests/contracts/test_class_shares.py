@@ -13,6 +13,7 @@ from numpy.testing import assert_allclose
 from scipy.optimize import brentq
 from scipy.special import expit, softmax
 from scipy.stats import norm
+from sklearn.gaussian_process.kernels import RBF, ConstantKernel
 
 from skscalablegp import (
     AutoGPClassifier,
@@ -23,8 +24,13 @@ from skscalablegp import (
     save,
     to_torch,
 )
-from skscalablegp.core.likelihoods import best_power, class_shares, towards_shares
-from skscalablegp.likelihoods import Bernoulli, Likelihood, Softmax
+from skscalablegp.core.likelihoods import (
+    best_power,
+    class_shares,
+    towards_shares,
+    without_own_target,
+)
+from skscalablegp.likelihoods import Bernoulli, Gaussian, Likelihood, Softmax
 
 CLASSIFIERS = [SVGPClassifier, QSGPClassifier, AutoGPClassifier]
 FRESH, LOSS = 4000, 0.02
@@ -96,9 +102,7 @@ SLOW = [
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", [SVGPClassifier, QSGPClassifier])
 def test_never_worse_than_the_shares_on_many_tables(kind):
-    # QSGPClassifier does not compare its probabilities with the shares: fifty rows of noise are
-    # too few for it.
-    for drawn in SLOW[2:] if kind is QSGPClassifier else SLOW:
+    for drawn in SLOW:
         found = [judged(kind, *table(*drawn, seed)) for seed in range(3 if drawn[1] < 1000 else 1)]
         z, excess = np.transpose(found)
         assert z.max() <= 2, drawn
@@ -200,6 +204,101 @@ def test_one_row_of_a_class_is_no_error(n):
     p = model.predict_proba(rng.standard_normal((500, 3)))[:, 1]
     assert 0.2 / n < p.mean() < 3 / n
     assert 7 not in model.held_out_
+
+
+def one_against_the_rest(K, y, constant):
+    """The optimal normal belief about f ~ N(constant, K + 1): slopes and curvatures at the rows."""
+    z, w = np.polynomial.hermite_e.hermegauss(101)
+    w = w / w.sum()
+    prior, mean, variance = K + 1, np.full(len(y), constant), np.diag(K) + 1
+    for _ in range(300):
+        p = expit(mean[:, None] + np.sqrt(variance)[:, None] * z)
+        slope, curvature = y - p @ w, (p * (1 - p)) @ w
+        target = mean - constant + slope / curvature
+        A = np.linalg.solve(prior + np.diag(1 / curvature), np.c_[target, prior])
+        new = constant + prior @ A[:, 0], np.diag(prior - prior @ A[:, 1:])
+        mean, variance = 0.5 * (mean + new[0]), 0.5 * (variance + new[1])
+    return slope, curvature
+
+
+@pytest.mark.parametrize("n_classes", [2, 3])
+def test_constants_of_sampled_models_are_those_of_dense_algebra(n_classes):
+    """A constant with a normal prior of variance one around the log odds of the class."""
+    X, y, fresh, _ = table("linear", 60, 2, 0.1, n_classes, 0)
+    kernel = ConstantKernel(9.0) * RBF(1.5)
+    given = {"optimizer": None, "standardize": False, "basis": "rows"}
+    model = QSGPClassifier(kernel, random_state=0, **given).fit(X, y)
+    mean, variance = model.latent_mean_and_variance(fresh[:20])
+    cross, curvatures = kernel(fresh[:20], X), []
+    for k, found in enumerate(np.atleast_2d(mean.T)):
+        labels = (y == (1 if n_classes == 2 else k)).astype(float)
+        start = np.log((labels.sum() + 0.5) / (len(y) - labels.sum() + 0.5))
+        slope, curvature = one_against_the_rest(kernel(X), labels, start)
+        curvatures.append(curvature)
+        if n_classes == 2:
+            assert abs(slope.sum()) > 0.2
+            constant = start + slope.sum()
+            assert_allclose(model.latent_constant_[k], constant, atol=1e-4)
+            assert_allclose(found, constant + cross @ slope, atol=1e-4)
+            given = np.linalg.solve(kernel(X) + np.diag(1 / curvature), cross.T)
+            assert_allclose(variance, 9 - (cross * given.T).sum(1), atol=1e-4)
+        else:
+            # Classes share their curvature, which this belief does not.
+            assert_allclose(model.latent_constant_[k], start + slope.sum(), atol=0.1)
+
+
+def test_steps_learn_the_constants_of_full_batches():
+    X, y, _, _ = rare(400)
+    kernel = ConstantKernel(9.0) * RBF(1.0)
+    settings = {"optimizer": None, "n_components": 512, "control_variate_rank": 50}
+    found = [
+        QSGPClassifier(kernel, inference=inference, random_state=0, **settings).fit(X, y)
+        for inference in ("exact", "stochastic")
+    ]
+    log_odds = np.log((y.sum() + 0.5) / (len(y) - y.sum() + 0.5))
+    exact, steps = (model.latent_constant_[0] - log_odds for model in found)
+    assert abs(exact) > 0.2
+    assert_allclose(steps, exact, atol=0.15)
+
+
+def test_leaving_out_a_target_is_a_fit_without_it():
+    rng = np.random.default_rng(0)
+    X, y, noise = rng.standard_normal((12, 2)), rng.standard_normal((12, 3)), 0.3
+    K = RBF(1.0)(X)
+    hat = K @ np.linalg.inv(K + noise * np.eye(12))
+    mean, variance = torch.tensor(hat @ y), torch.tensor(np.diag(K - hat @ K)[:, None].copy())
+    at = torch.full((12,), noise, dtype=torch.float64)
+    terms = Gaussian().expected(torch.tensor(y), mean, variance, at)
+    found = without_own_target(terms, mean, variance)
+    for i in range(12):
+        others = np.delete(np.arange(12), i)
+        weights = np.linalg.solve(K[np.ix_(others, others)] + noise * np.eye(11), K[others, i])
+        assert_allclose(found[0][i], weights @ y[others], rtol=1e-10)
+        assert_allclose(found[1][i], K[i, i] - weights @ K[others, i], rtol=1e-10)
+
+
+@pytest.mark.parametrize("settings", [{}, {"inference": "stochastic"}])
+def test_powers_of_sampled_models_know_what_was_trained(settings):
+    """Without signal the shares predict; the hyperparameters of a strong one are worth it."""
+    X, y, fresh, _ = table("noise", 60, 8, 0.5, 2, 4)
+    model = QSGPClassifier(random_state=0, **settings).fit(X, y)
+    assert model.probability_power_ == 0
+    assert_allclose(model.predict_proba(fresh[:3]), np.tile(model.class_prior_, (3, 1)))
+    X, y, fresh, p = table("wave", 150, 2, 0.5, 2, 0)
+    model = QSGPClassifier(random_state=0, **settings).fit(X, y)
+    assert 0.5 < model.probability_power_ < 2
+    loss = -(p * np.log(model.predict_proba(fresh))).sum(1).mean()
+    assert loss < -(p * np.log(p)).sum(1).mean() + 0.1
+
+
+def test_further_rows_keep_the_constant_and_the_power():
+    X, y, fresh, _ = table("linear", 300, 2, 0.2, 2, 0)
+    model = QSGPClassifier(n_components=64, random_state=0).partial_fit(X[:200], y[:200])
+    before = model.latent_constant_.copy(), model.probability_power_, model.class_prior_.copy()
+    model.partial_fit(X[200:], y[200:])
+    assert_allclose(model.latent_constant_, before[0])
+    assert model.probability_power_ == before[1] > 0
+    assert_allclose(model.class_prior_, before[2])
 
 
 class Counts(Likelihood):

@@ -7,7 +7,7 @@ names its class.
 from importlib import import_module
 from pkgutil import iter_modules
 
-from ._base import Likelihood, LikelihoodTerms, Predictive
+from ._base import CONSTANT_VARIANCE, Likelihood, LikelihoodTerms, Predictive, without_own_target
 from ._bernoulli import Bernoulli
 from ._gaussian import Gaussian
 from ._resolve import resolve_likelihood, shares_covariance

@@ -16,6 +16,9 @@ from torch import Generator, Tensor
 
 from ..._validation import check_integer
 
+# Variance of the normal prior of a latent constant around the value that explains the targets, in
+# squared units of the latent function.
+CONSTANT_VARIANCE = 1.0
 # Latent constants are searched up to this absolute value, and as far as targets reach.
 _MOST = 30.0
 # Quadrature nodes are left out if their weight relative to the largest is smaller.
@@ -360,6 +363,20 @@ class Likelihood(BaseEstimator, ABC):
         classes = [torch.full_like(f, k) for k in range(n_classes)]
         p = [torch.exp(self.log_density(y, f, torch.zeros_like(f))) @ weights for y in classes]
         return torch.cat(p, 1)
+
+
+def without_own_target(
+    terms: LikelihoodTerms, mean: Float[Tensor, "b q"], variance: Float[Tensor, "b s"]
+) -> tuple[Float[Tensor, "b q"], Float[Tensor, "b s"]]:
+    """Moments of the latent functions at rows, each without its own target.
+
+    The row's approximate likelihood, N(r / w, 1 / w) with the expected curvature w, is divided out
+    of N(mean, variance), which is what all rows say. This takes one pass instead of n fits. Vehtari
+    et al. (2016), Bayesian leave-one-out cross-validation approximations, section 3.2.
+    """
+    w = (-2 * terms.d_variance).clamp_min(0) * (variance.shape[1] / mean.shape[1])
+    share = (1 - w * variance).clamp_min(0.05)
+    return (mean - variance * (terms.d_mean + w * mean)) / share, variance / share
 
 
 def shared_sum(terms: Float[Tensor, "b q"], variance: Float[Tensor, "b s"]) -> Tensor:

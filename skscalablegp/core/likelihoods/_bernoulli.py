@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import torch
 from jaxtyping import Float
 from scipy.special import logit, ndtri
@@ -45,9 +46,12 @@ class Bernoulli(Likelihood, name="bernoulli"):
         return 2 * Y - 1
 
     def constant(self, Y, n_outputs, counts=None):
-        """The log odds, or the probit, of the share of class 1, with one more row in halves."""
-        share = class_shares(Y[:, 0], 2, counts)[1]
-        return torch.tensor([logit(share) if self.link == "logit" else ndtri(share)])
+        """The log odds, or the probits, of the shares of class 1, with one more row in halves.
+
+        There is one for each column of targets, such as those of a class against the others.
+        """
+        share = np.array([class_shares(y, 2, counts)[1] for y in Y.T])
+        return torch.as_tensor(logit(share) if self.link == "logit" else ndtri(share))
 
     def curvature(self, Y: Float[Tensor, "n t"], noise: Float[Tensor, " n"]) -> float:
         """The largest value for a logit, and the value at zero for a probit."""

@@ -39,4 +39,5 @@ from ._observed import (
 )
 from ._observed_modules import LatentModule
 from ._quantiles import additive_quantiles
+from ._shifted import shifted
 from ._unfinished import report_unfinished, unfinished_solves

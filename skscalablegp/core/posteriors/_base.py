@@ -63,6 +63,10 @@ class Posterior(ABC):
         """The variance of the noise-free functions."""
         return self.moments(X).variance
 
+    def learned_variance(self, X: Float[Tensor, "m d"]) -> Float[Tensor, " m"]:
+        """The part of `variance` that further targets reduce; here all."""
+        return self.variance(X)
+
     def noise(self, X: Float[Tensor, "m d"]) -> Float[Tensor, " m"]:
         """The variance that the kernel's white noise adds to a new observation."""
         return self.moments(X).noise

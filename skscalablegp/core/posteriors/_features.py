@@ -113,6 +113,10 @@ class FeaturePosterior(Posterior):
         phi = self._phi(X)
         return Moments(phi @ self.weights, self._whitened(phi).square().sum(0), self.noise(X))
 
+    def learned_variance(self, X: Float[Tensor, "m d"]) -> Float[Tensor, " m"]:
+        """The variance from the weights, without that of a remainder."""
+        return self._whitened(self._phi(X)).square().sum(0)
+
     def covariance(self, X: Float[Tensor, "m d"]) -> Float[Tensor, "m m"]:
         V = self._whitened(self._phi(X))
         return V.T @ V

@@ -9,11 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ...core.likelihoods import CONSTANT_VARIANCE
 from ...core.training import TensorAdam
 from ._bound import NaturalBelief, RowStatistics, WhitenedBelief
-
-# Variance of the prior of a constant, in squared units of the latent function.
-_CONSTANT_VARIANCE = 1.0
 
 
 class MovingBelief(ABC):
@@ -42,8 +40,8 @@ class MovingBelief(ABC):
         The prior is normal around the value that explains the targets without the kernel. A
         Gaussian likelihood has no constants, since its targets are normalised.
         """
-        away = (constant - self.prior.constant) / _CONSTANT_VARIANCE
-        return constant + (rows.slope - away) / (rows.curvature + 1 / _CONSTANT_VARIANCE)
+        away = (constant - self.prior.constant) / CONSTANT_VARIANCE
+        return constant + (rows.slope - away) / (rows.curvature + 1 / CONSTANT_VARIANCE)
 
     @abstractmethod
     def snapshot(self) -> Any:

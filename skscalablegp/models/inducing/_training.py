@@ -12,6 +12,7 @@ from torch import Generator, Tensor
 
 from ...core import FitRun, candidates, select_inducing
 from ...core.data import column_spread
+from ...core.likelihoods import without_own_target
 from ...core.training import TrainingStep, train_steps
 from ...kernels import TorchKernel
 from ._bound import NaturalBelief, WhitenedBelief, Whitening, variational_bound
@@ -179,9 +180,7 @@ def left_out(
 ) -> tuple[Tensor, Tensor]:
     """Means and variances (n, q) of the latent functions at each row, without its own target.
 
-    The row's approximate likelihood, N(r / w, 1 / w) with the expected curvature w, is divided out
-    of q(a'v); of a row with a weight, that of one observation. This takes one pass instead of n
-    fits. Vehtari et al. (2016), section 3.2.
+    Of a row with a weight, one observation is left out.
     """
     inverse, parts = Whitening.at(model.kernel, fit.theta, fit.Z).inverse, []
     for X, Y, extra, *_ in rows.blocks():
@@ -193,9 +192,8 @@ def left_out(
         terms = model.likelihood.expected(
             Y.double(), mean, known + rest, values.noise.double(), generator
         )
-        w = (-2 * terms.d_variance).clamp_min(0)
-        share = (1 - w * known).clamp_min(0.05)
-        parts.append(((mean - known * (terms.d_mean + w * mean)) / share, known / share + rest))
+        mean, known = without_own_target(terms, mean, known)
+        parts.append((mean, known + rest))
     return torch.cat([m for m, _ in parts]), torch.cat([v for _, v in parts])
 
 

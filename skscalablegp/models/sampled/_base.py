@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -133,6 +133,10 @@ class QSGPMixin:
         if not run.stopped:
             fit = Fit(source, run, chosen.steps, past, n_seen)
             noise = _typical_noise(origin.kernel, likelihood, fit.source)
+            if past is None and likelihood.classes:
+                noise = noise.learning_constants(torch.as_tensor(source.Y), source.counts)
+            elif past is not None and past.constant is not None:
+                noise = replace(noise, constant=torch.as_tensor(past.constant))
             functions = origin.functions or _functions(chosen, origin, points, fit, noise)
             if functions is not None and chosen.steps is None:
                 trained = train_by_full_batches(fit, functions, noise, chosen.max_iter.value)

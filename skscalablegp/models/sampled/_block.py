@@ -119,9 +119,11 @@ class BlockStepper(QSGPStepper):
         variance = torch.zeros_like(f[:, :1])
         if not noise.gaussian:
             variance = batch_variance(gram, self.curvature, self.n, noise.counts, rounding)
+        gram += noise.constant_variance
         change, curvature = block_change(
             noise, Y.double(), f, variance, gram, self.dual[index], rounding
         )
+        self.noise = self.noise.moved(change)
         self.curvature += _NEW * (curvature - self.curvature)
         self.dual[index] += change
         for units, phi in kept:

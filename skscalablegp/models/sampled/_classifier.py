@@ -7,15 +7,23 @@ import torch
 from torch import nn
 
 from ..._compat import fit_context
-from ...core import FitRun, GPClassifierBase, OwnRows, own_rows
-from ...core.likelihoods import Bernoulli
+from ...core import FitRun, GPClassifierBase, OwnRows, SharedSource, own_rows
+from ...core.data import RowSource
+from ...core.likelihoods import (
+    Bernoulli,
+    best_power,
+    class_shares,
+    towards_shares,
+    without_own_target,
+)
 from ...core.posteriors import Affine
 from ._base import Observations, QSGPMixin
+from ._start import random_part
 
 # The latent functions have large variances, so that the quadrature needs many nodes.
 _LIKELIHOOD = Bernoulli(n_nodes=101)
-# Rows of one evaluation of the basis.
-_ROWS = 1024
+# Rows of one evaluation of the basis, and rows that determine the power of the probabilities.
+_ROWS, _POWER_ROWS = 1024, 2000
 
 
 class QSGPClassifier(QSGPMixin, GPClassifierBase):
@@ -146,6 +154,15 @@ class QSGPClassifier(QSGPMixin, GPClassifierBase):
         The trained scikit-learn kernel; its white noise is that of the starting regression only.
     likelihood_ : Likelihood
         The logistic likelihood of a class against the rest.
+    latent_constant_ : ndarray of shape (1,) or (c,)
+        Constants of the latent functions. They start at the log odds of the second class, or of
+        each class, and are trained.
+    class_prior_ : ndarray of shape (c,)
+        Shares of the classes, with one more row divided among them.
+    probability_power_ : float
+        The power of the ratio of probabilities to `class_prior_`, by which this is multiplied, with
+        the lowest leave-one-out log loss on up to 2,000 training rows. It is 0 where these rows'
+        probabilities in leave-one-out are not clearly better than the shares of the classes.
     coef_ : ndarray of shape (m, 1) or (m, c)
         Means of the weights, for the second class or for each class.
     inference_ : str
@@ -325,7 +342,50 @@ class QSGPClassifier(QSGPMixin, GPClassifierBase):
             self._train(run, source, _LIKELIHOOD, past, n_seen, grows=first)
         return self
 
+    def _train(self, run, source, likelihood, past=None, n_seen=0.0, grows=False):
+        """The shares of the classes and the power are those of the first rows of a stream."""
+        if not n_seen:
+            codes, c = _codes(torch.as_tensor(source.Y)), len(self.classes_)
+            self.class_prior_ = class_shares(codes, c, source.counts)
+            self.probability_power_ = 1.0
+        super()._train(run, source, likelihood, past, n_seen, grows)
+        if not n_seen and not run.stopped:
+            with run.stage("calibration", optional=True):
+                self.probability_power_ = self._calibrated(source)
+
+    @torch.no_grad()
+    def _calibrated(self, source: RowSource | SharedSource) -> float:
+        """The power of the probabilities with the best leave-one-out log loss."""
+        n, posterior = len(source), self._build_posterior()
+        generator = np.random.RandomState(0)
+        index, rows = random_part(source, np.arange(n), _POWER_ROWS, generator)
+        Y, parts = torch.as_tensor(rows.Y), []
+        for start in range(0, len(Y), _ROWS):
+            some = slice(start, start + _ROWS)
+            X = torch.as_tensor(rows.X[some]).to(posterior.device, posterior.dtype)
+            mean, variance, _ = posterior.moments(X)
+            known = posterior.learned_variance(X)
+            mean, variance, known = (part.double().cpu() for part in (mean, variance, known))
+            terms = _LIKELIHOOD.expected(Y[some], mean, variance[:, None], torch.zeros(len(X)))
+            mean, left = without_own_target(terms, mean, known[:, None])
+            parts.append(_probabilities(mean, left + (variance - known)[:, None]))
+        n_trained = 0.0
+        if self.optimizer is not None and self.subset_size is not None:
+            # They were trained with random rows, of which these are a part. White noise is no part
+            # of this model.
+            free = [each for each in self.kernel_.hyperparameters if not each.fixed]
+            sizes = [each.n_elements for each in free if not each.name.endswith("noise_level")]
+            n_trained = sum(sizes) * len(index) / n
+        counts = None if rows.counts is None else torch.as_tensor(rows.counts)
+        shares = torch.as_tensor(self.class_prior_)
+        return best_power(torch.cat(parts), _codes(Y), shares, counts, n_trained=n_trained)
+
     # ------------------------------------------------------------------ predict
+
+    @property
+    def latent_constant_(self) -> np.ndarray:
+        """Constants of the latent functions, shape (1,) or (c,)."""
+        return self._state.constant
 
     def _latent(self, X: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
         """Mean (r, t) and variance (r, 1) of f, in double precision."""
@@ -340,10 +400,10 @@ class QSGPClassifier(QSGPMixin, GPClassifierBase):
 
     def _probabilities(self, X: np.ndarray) -> np.ndarray:
         mean, variance = self._latent(X)
-        p = self.likelihood_.predictive(mean, variance, torch.zeros(len(mean))).mean.numpy()
-        if p.shape[1] == 1:
-            return np.concatenate([1 - p, p], 1)
-        return p / p.sum(1, keepdims=True)
+        shares = torch.as_tensor(self.class_prior_)
+        return towards_shares(
+            _probabilities(mean, variance), shares, self.probability_power_
+        ).numpy()
 
     def _as_module(self) -> nn.Module:
         return _ClassModule(self)
@@ -375,12 +435,25 @@ class QSGPClassifier(QSGPMixin, GPClassifierBase):
 class _ClassModule(nn.Module):
     """The probabilities of a `QSGPClassifier`: rows (m, d) to (m, c)."""
 
+    shares: torch.Tensor
+
     def __init__(self, of: QSGPClassifier):
         super().__init__()
         self.inputs = Affine(of._scaling.x_mean, of._scaling.x_scale)
-        self.latent, self._likelihood = of._posterior().module(), of.likelihood_
+        self.latent, self._power = of._posterior().module(), float(of.probability_power_)
+        self.register_buffer("shares", torch.tensor(of.class_prior_))
 
     def forward(self, X: torch.Tensor) -> torch.Tensor:
         mean, variance, _ = self.latent.moments(self.inputs(X))
-        p = self._likelihood.predictive(mean, variance[:, None], torch.zeros_like(variance)).mean
-        return torch.cat([1 - p, p], 1) if p.shape[1] == 1 else p / p.sum(1, keepdim=True)
+        return towards_shares(_probabilities(mean, variance[:, None]), self.shares, self._power)
+
+
+def _codes(Y: torch.Tensor) -> torch.Tensor:
+    """Numbers (n,) of the classes, from the targets (n, 1) or (n, c) of the latent functions."""
+    return Y[:, 0].long() if Y.shape[1] == 1 else Y.argmax(1)
+
+
+def _probabilities(mean: torch.Tensor, variance: torch.Tensor) -> torch.Tensor:
+    """Probabilities (m, c) from the moments (m, t) and (m, 1) of the latent functions."""
+    p = _LIKELIHOOD.predictive(mean, variance, torch.zeros_like(mean[:, 0])).mean
+    return torch.cat([1 - p, p], 1) if p.shape[1] == 1 else p / p.sum(1, keepdim=True)

@@ -168,7 +168,9 @@ def sampled_loss(
         value = -0.5 * (misfit / variances + t * torch.log(2 * torch.pi * variances))
     else:
         v = variance.clamp_min(0)
-        ends = [noise.likelihood.expected(Y, h[:, :t], v, variances).value for h in (f, g)]
+        ends = [
+            noise.likelihood.expected(Y, noise.latent(h[:, :t]), v, variances).value for h in (f, g)
+        ]
         value = 0.5 * (ends[0] + ends[1])
     return -batch.n / len(Y) * noise.counted(value).sum()
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from ...core import SharedSource
 from ...core.data import RowSource, RowWork
 from ...core.likelihoods import Likelihood
-from ...core.posteriors import FeatureWeights, Posterior
+from ...core.posteriors import FeatureWeights, Posterior, shifted
 from ...kernels import compile_kernel
 from ...linalg.blocks import look_up, watched
 from ...linalg.solvers import cholesky_with_jitter
@@ -46,6 +46,8 @@ class ExactModel:
         Number of rows so far, or the sum of their weights.
     lower_bound : float
         The ELBO in nats.
+    constant : ndarray of shape (t,) or None
+        Constants of the latent functions; None without classes.
     """
 
     functions: Functions
@@ -54,6 +56,7 @@ class ExactModel:
     noise: float
     n_rows: float
     lower_bound: float
+    constant: np.ndarray | None = None
 
     # Fits that continue and fitted attributes read these of any model.
     method = inference = "exact"
@@ -76,7 +79,7 @@ class ExactModel:
         """The posterior."""
         factor, mean = (torch.tensor(a).to(device) for a in (self.factor, self.mean))
         functions = full_map(self.functions, d, self.noise, device)
-        return functions.posterior(FeatureWeights(factor, mean))
+        return shifted(functions.posterior(FeatureWeights(factor, mean)), self.constant)
 
 
 class Belief(NamedTuple):
@@ -100,6 +103,8 @@ class Belief(NamedTuple):
 @dataclass(eq=False)
 class BatchRows:
     """The functions at some rows, and the targets.
+
+    A function more, the root of the constants' variance, stands for constants that are trained.
 
     Attributes
     ----------
@@ -125,10 +130,11 @@ class BatchRows:
         (X, Y), d = source.rows(slice(None)), source.X.shape[1]
         full = full_map(functions, d, noise.variance, source.device)
         noise = noise.at(source.known(slice(None)), source.weights(slice(None)))
-        phi = torch.empty(len(X), m, dtype=torch.float64, device=source.device)
+        phi = torch.empty(len(X), m + n_constants(noise), dtype=torch.float64, device=X.device)
+        phi[:, m:] = noise.constant_variance**0.5
         size = max(1, int(_WORK / (m * max(m, d))))
         for start in range(0, len(X), size):
-            phi[start : start + size] = full.evaluate(X[start : start + size].double())
+            phi[start : start + size, :m] = full.evaluate(X[start : start + size].double())
             look_up()
         return cls.at(noise, phi, Y.double())
 
@@ -305,6 +311,11 @@ def _moved(
     return moved, float((rows.phi @ mean).abs().max())
 
 
+def n_constants(noise: NoiseAtRows) -> int:
+    """The number of functions that stand for trained constants."""
+    return int(noise.constant_variance > 0)
+
+
 def full_batch(
     functions: Functions,
     m: int,
@@ -315,6 +326,7 @@ def full_batch(
     """m functions at all rows, and the prior of their weights or a past model in its place."""
     rows, t, on = source.held(BatchRows.of, functions, noise, m), source.Y.shape[1], source.device
     if past is None:
+        m += n_constants(noise)
         mean, factor = torch.zeros(m, t).double(), torch.eye(m).double()
     else:
         mean, factor = torch.as_tensor(past.mean), torch.as_tensor(past.factor)
@@ -325,13 +337,20 @@ def believed(
     functions: Functions, batch: FullBatch, q: Belief, past: ExactModel | None = None
 ) -> ExactModel:
     """A distribution of the weights as a model; rows and evidence of a past model are added."""
+    noise, m = batch.noise, len(q.mean) - n_constants(batch.noise)
+    constant = None
+    if noise.likelihood.classes:
+        moved = noise.constant_variance**0.5 * q.mean[m:].sum(0)
+        constant = noise.latent(moved[None])[0].cpu().numpy()
+    # Given the constants, the precision of the weights is its leading block, and so is its factor.
     return ExactModel(
         functions,
-        q.mean.cpu().numpy(),
-        q.factor.cpu().numpy(),
-        batch.noise.variance,
+        q.mean[:m].cpu().numpy(),
+        q.factor[:m, :m].cpu().numpy(),
+        noise.variance,
         batch.n_rows + (past.n_rows if past else 0),
         batch.lower_bound(q) + (past.lower_bound if past else 0.0),
+        constant,
     )
 
 
@@ -350,9 +369,13 @@ def exact_process(
     counts = None if rows.counts is None else torch.as_tensor(rows.counts)
     compiled = compile_kernel(kernel, d)
     noise = NoiseAtRows.of(likelihood, noise_of(compiled, compiled.theta0), Y).at(known, counts)
+    if likelihood.classes:
+        noise = noise.learning_constants(Y, counts)
     functions = Functions.at(kernel, rows.X)
     phi = full_map(functions, d, noise.variance, X.device).evaluate(X)
-    nothing = phi.new_zeros(len(X), Y.shape[1]), torch.eye(len(X)).to(phi)
+    constants = phi.new_full((len(X), n_constants(noise)), noise.constant_variance**0.5)
+    phi, m = torch.cat([phi, constants], 1), len(X) + n_constants(noise)
+    nothing = phi.new_zeros(m, Y.shape[1]), torch.eye(m).to(phi)
     batch = FullBatch.here(noise, phi, Y.double(), *nothing)
     for belief in newton_steps(batch, max_iter):
         last = belief

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ...core.likelihoods import Likelihood, LikelihoodTerms
+from ...core.likelihoods import CONSTANT_VARIANCE, Likelihood, LikelihoodTerms
 from ...kernels import TorchKernel
 
 
@@ -28,6 +28,10 @@ class NoiseAtRows:
         Known noise of the rows, in addition to `variance`.
     counts : Tensor of shape (b,), optional
         How many equal rows each row stands for, one by default.
+    constant : Tensor of shape (t,) or float
+        Constants of the latent functions, which are added to f.
+    constant_variance : float
+        Variance of their normal prior; 0 if they are not trained.
     """
 
     likelihood: Likelihood
@@ -35,8 +39,10 @@ class NoiseAtRows:
     curvature: float
     known: Tensor | float = 0.0
     counts: Tensor | None = None
+    constant: Tensor | float = 0.0
+    constant_variance: float = 0.0
 
-    moving: ClassVar[tuple[str, ...]] = ("variance", "curvature")
+    moving: ClassVar[tuple[str, ...]] = ("variance", "curvature", "constant")
 
     @classmethod
     def of(
@@ -63,6 +69,25 @@ class NoiseAtRows:
                 "use a kernel with a WhiteKernel of a positive noise_level."
             )
         return cls(likelihood, variance, likelihood.curvature(Y, _constant(variance, Y) + known))
+
+    def learning_constants(self, Y: Float[Tensor, "n t"], counts: Any = None) -> NoiseAtRows:
+        """The same with constants that explain the targets, around which they are trained."""
+        constant = self.likelihood.constant(Y, Y.shape[1], counts).to(torch.float64)
+        return replace(self, constant=constant, constant_variance=CONSTANT_VARIANCE)
+
+    def moved(self, change: Float[Tensor, "b t"]) -> NoiseAtRows:
+        """The same after a change of the dual weights of some rows.
+
+        A constant has a kernel of its own, its variance.
+        """
+        if self.constant_variance == 0:
+            return self
+        step = self.constant_variance * change.sum(0)
+        return replace(self, constant=self.constant + step.to(self.constant))
+
+    def latent(self, f: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
+        """f (b, t), or the functions of one target, with the constants."""
+        return f + torch.as_tensor(self.constant).to(f)
 
     def at(self, known: Tensor | float, counts: Tensor | None = None) -> NoiseAtRows:
         """The same likelihood for rows of known noise that stand for `counts` rows each."""
@@ -95,11 +120,11 @@ class NoiseAtRows:
     def terms(
         self, Y: Float[Tensor, "b t"], mean: Float[Tensor, "b t"], variance: Float[Tensor, "b 1"]
     ) -> LikelihoodTerms:
-        """The expectation of log p for f ~ N(mean, variance), and its derivatives.
+        """The expectation of log p for f ~ N(mean, variance) plus the constants.
 
-        Rows that stand for several have the sums over these.
+        It comes with its derivatives. Rows that stand for several have the sums over these.
         """
-        terms = self.likelihood.expected(Y, mean, variance, self.variances(Y))
+        terms = self.likelihood.expected(Y, self.latent(mean), variance, self.variances(Y))
         return terms if self.counts is None else LikelihoodTerms(*map(self.counted, terms))
 
 

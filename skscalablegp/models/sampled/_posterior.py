@@ -23,6 +23,7 @@ from ...core.posteriors import (
     PosteriorModule,
     inverse_root,
     reported_variance,
+    shifted,
 )
 from ...kernels import TorchKernel, compile_kernel
 from ...linalg.solvers import cholesky_with_jitter
@@ -282,6 +283,8 @@ class SampledModel:
         Factor of the variance given the support rows.
     support_share : ndarray of shape (s,) or None
         Counts of the support rows in units of the table's mean; None if all are one.
+    constant : ndarray of shape (t,) or None
+        Constants of the latent functions; None without classes.
     """
 
     functions: Functions
@@ -298,6 +301,7 @@ class SampledModel:
     by_support: bool
     variance_scale: float = 1.0
     support_share: np.ndarray | None = None
+    constant: np.ndarray | None = None
 
     # Fits that continue and fitted attributes read this of any model.
     inference = "stochastic"
@@ -334,7 +338,8 @@ class SampledModel:
             share = None if self.support_share is None else torch.as_tensor(self.support_share)
             support = support_variance(compiled, X, weight, self.variance_scale, share)
         basis, theta = functions.basis(d, dtype, device), compiled.theta0.to(device)
-        return ChevronPosterior(basis, theta, weights, self.noise, augment, support)
+        chevron = ChevronPosterior(basis, theta, weights, self.noise, augment, support)
+        return shifted(chevron, self.constant)
 
 
 def support_variance(

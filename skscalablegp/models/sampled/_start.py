@@ -320,13 +320,15 @@ def scaled_signal(kernel: Kernel, likelihood: Likelihood, rows: Rows, own: bool)
     noise, compiled = NoiseAtRows(likelihood, 0.0, 1.0), compile_kernel(kernel, X.shape[1])
     if rows.counts is not None:
         noise = noise.at(0.0, torch.as_tensor(rows.counts[:_LAPLACE_ROWS]))
+    if likelihood.classes:
+        noise = noise.learning_constants(Y, noise.counts)
     square = torch.as_tensor(rows.targets(likelihood)).square().mean()
     unit = float(compiled.diag(compiled.theta0, X).mean()) / float(square)
 
     def evidence(kernel: Kernel) -> float:
         compiled = compile_kernel(kernel, X.shape[1])
         K = compiled.cross(compiled.theta0, X, X)
-        return sum(_laplace(noise, K, y)[1] for y in Y.T)
+        return sum(value for _, value in _laplace(noise, K, Y))
 
     trials = [_times(kernel, a / unit, own) for a in _AMPLITUDES]
     if all(trial == kernel for trial in trials):
@@ -369,13 +371,27 @@ def _constants(kernel: Kernel, name: str = "") -> dict[str, ConstantKernel]:
     return _constants(kernel.k1, prefix + "k1") | _constants(kernel.k2, prefix + "k2")
 
 
-def _laplace(noise: NoiseAtRows, K: Tensor, y: Tensor) -> tuple[Tensor, float]:
-    """alpha = K^-1 f at the mode of the posterior, and the Laplace evidence."""
+def _laplace(noise: NoiseAtRows, K: Tensor, Y: Tensor) -> list[tuple[Tensor, float]]:
+    """alpha = K^-1 f at the mode of the posterior, and the Laplace evidence, of each column of Y.
+
+    The variance of the constants is added to the covariance K.
+    """
+    constants = torch.as_tensor(noise.constant).expand(Y.shape[1])
+    K = K + noise.constant_variance
+    return [
+        _laplace_of(replace(noise, constant=constant), K, y)
+        for constant, y in zip(constants, Y.T, strict=True)
+    ]
+
+
+def _laplace_of(noise: NoiseAtRows, K: Tensor, y: Tensor) -> tuple[Tensor, float]:
     alpha, f, none = torch.zeros_like(y), torch.zeros_like(y), torch.zeros_like(y)
     eye = torch.eye(len(y), dtype=K.dtype, device=K.device)
-    value = float(noise.counted(noise.likelihood.log_density(y, f, none)).sum())
+    value = float(noise.counted(noise.likelihood.log_density(y, noise.latent(f), none)).sum())
     for _ in range(20):
-        _, slope, curvature, _ = map(noise.counted, noise.likelihood.derivatives(y, f, none))
+        _, slope, curvature, _ = map(
+            noise.counted, noise.likelihood.derivatives(y, noise.latent(f), none)
+        )
         W = (-curvature).clamp_min(1e-10)
         root = W.sqrt()
         L = torch.linalg.cholesky(eye + root[:, None] * K * root)
@@ -384,7 +400,8 @@ def _laplace(noise: NoiseAtRows, K: Tensor, y: Tensor) -> tuple[Tensor, float]:
         change = b - root * inner - alpha
         for _ in range(_HALVINGS):
             f = K @ (alpha + change)
-            density = noise.counted(noise.likelihood.log_density(y, f, none)).sum()
+            density = noise.likelihood.log_density(y, noise.latent(f), none)
+            density = noise.counted(density).sum()
             new = float(-0.5 * (alpha + change) @ f + density)
             if new > value - 1e-4:
                 break
@@ -399,6 +416,8 @@ def _laplace(noise: NoiseAtRows, K: Tensor, y: Tensor) -> tuple[Tensor, float]:
 def support_weights(noise: NoiseAtRows, gram: Tensor, Y: Tensor) -> Tensor:
     """alpha such that f = gram alpha is the mode of the posterior given these rows; O(s^3).
 
+    The constants then move by the sum of alpha times their variance.
+
     Parameters
     ----------
     noise : NoiseAtRows
@@ -407,6 +426,6 @@ def support_weights(noise: NoiseAtRows, gram: Tensor, Y: Tensor) -> Tensor:
     Y : Tensor of shape (s, t)
     """
     if not noise.likelihood.additive:
-        return torch.stack([_laplace(noise, gram, y)[0] for y in Y.to(gram).T], 1)
+        return torch.stack([alpha for alpha, _ in _laplace(noise, gram, Y.to(gram))], 1)
     noisy = gram + torch.diag(noise.variances_of_means(Y).to(gram))
     return torch.cholesky_solve(Y.to(gram), cholesky_with_jitter(noisy)[0])

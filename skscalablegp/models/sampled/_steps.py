@@ -90,6 +90,7 @@ def make_stepper(
     squares = fit.squares(basis, support.theta, rng)
     first = _first_weights if fit.past is None else _resumed
     weights = first(fit, basis, support, gram, noise, head)
+    noise = noise.moved(weights.shared[:, : fit.t])
     beginning = Beginning(support, flattening, weights, squares)
     common = sampler, noise, beginning, fit.optimizer(), steps.control_variate
     if steps.dual:
@@ -163,6 +164,9 @@ def model_of(
             # Scales chosen before from held-out rows remain valid, in units of the kernel's noise.
             own = noise_of(compiled, compiled.theta0)
             scales = past.variance_scale, stepper.noise.variance * past.noise / own
+    constant = None
+    if stepper.noise.likelihood.classes:
+        constant = stepper.noise.latent(torch.zeros(1, t).double())[0].cpu().numpy()
     with torch.no_grad():
         coef, diagonal = stepper.folded().cpu().numpy(), stepper.diagonal().cpu().numpy()
     if compiled.n_params:
@@ -183,6 +187,7 @@ def model_of(
         variance_scale=scales[0],
         by_support=fit.steps.by_support,
         support_share=fit.share(stepper.support),
+        constant=constant,
     )
 
 
