@@ -36,7 +36,7 @@ class ShiftedPosterior(Posterior):
 
     def moments(self, X: Rows) -> Moments:
         mean, *others = self.below.moments(X)
-        return Moments(mean + self.constant, *others)
+        return Moments(self.constant + mean, *others)
 
     def variance(self, X: Rows) -> Float[Tensor, " m"]:
         return self.below.variance(X)
