@@ -41,8 +41,7 @@ def as_botorch(model):
     Notes
     -----
     Grids and products of experts have posteriors of single rows only: q must be 1. Joint posteriors
-    of nearest neighbours condition the rows in their order, as in Vecchia's approximation; those of
-    ``posterior="pathwise"`` are moments of the stored samples.
+    of nearest neighbours condition the rows in their order, as in Vecchia's approximation.
 
     Examples
     --------

@@ -34,12 +34,11 @@ from skscalablegp.export import NotExportable
 
 SINGLE = {"experts", "nearest-experts", "committee", "grid", "additive-grid", "grid-network"}
 SINGLE |= {"love-grid", "nearest"}
-# The covariance of a few stored samples is not that of further solves.
-JOINT = sorted(set(MODELS) - SINGLE - {"pathwise"})
+JOINT = sorted(set(MODELS) - SINGLE)
 FEW = {"exact-normalised", "features", "collapsed", "inducing-network", "chevron"}
 JOINT += OVER
 FEW |= {"mean-function", "stack", "stack-of-noise"}
-FEW |= {"process", "neighbours", "love-rows", "love-inducing", "love-features"}
+FEW |= {"pathwise", "process", "neighbours", "love-rows", "love-inducing", "love-features"}
 ROWS = torch.tensor(NEW[:12]).reshape(2, 2, 3, 3)
 
 

@@ -27,8 +27,7 @@ def test_moments_of_draws_are_those_of_the_posterior(name):
     model, s = fitted(name), 4000
     rows = AT[:4] if "grid" in name else AT
     drawn = sk.draw_functions(model, s, random_state=3).values(rows)
-    # Stored samples estimate the variances; functions are drawn from the exact process.
-    process = fitted_process(fitted("exact") if name == "pathwise" else model)
+    process = fitted_process(model)
     posterior, unit = process.posterior, np.square(process.y_std)
     mean = process.mean(rows)[:, 0]
     covariance = posterior.covariance(process.inputs(rows)).double().numpy() * unit

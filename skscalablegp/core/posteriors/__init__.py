@@ -9,7 +9,6 @@ from ._base import (
     Posterior,
     Rows,
     reported_variance,
-    with_variances,
     without_own,
 )
 from ._densities import normal_log_density

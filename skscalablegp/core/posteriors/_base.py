@@ -252,28 +252,6 @@ class LowRankForm:
         return LowRank(made, basis.shape[1], error, basis.cpu().numpy())
 
 
-def with_variances(
-    covariance: Float[Tensor, "m m"], variance: Float[Tensor, " m"]
-) -> Float[Tensor, "m m"]:
-    """Give a covariance C the variances that are reported for single rows: D^1/2 C D^1/2.
-
-    Variances of single rows may come from a cheaper method than joint covariances. Only the
-    correlations of C are kept, so that both describe one distribution.
-
-    Parameters
-    ----------
-    covariance : Tensor of shape (m, m)
-        C, which is overwritten.
-    variance : Tensor of shape (m,)
-    """
-    own = covariance.diagonal().clone()
-    ratio = torch.where(own > 0, variance.clamp_min(0) / own, 0.0).sqrt()
-    covariance.mul_(ratio[:, None]).mul_(ratio)
-    # A row without a variance of its own is independent of the others.
-    covariance.diagonal().copy_(variance)
-    return covariance
-
-
 def without_own(
     Y: Float[Tensor, "k t"],
     mean: Float[Tensor, "k t"],

@@ -100,8 +100,9 @@ class IterativeGPRegressor(SolvedGPRegressor):
         targets. With ``solver="auto"`` the solve ends when the errors of rows that were held out of
         it no longer fall, from 8,000 distinct rows on; with a solver given by name, only the time
         limit ends it early. Such a mean costs as much as a variance. "pathwise" uses `n_probes`
-        posterior samples, and "solve" solves a linear system for each prediction. Means, joint
-        covariances and samples use all rows in any case. "auto" is "exact" up to 20,000 rows
+        posterior samples, and "solve" solves a linear system for each prediction. Means use all
+        rows in any case; covariances, draws and functions have the distribution of the variances,
+        so that those of s samples are combinations of these. "auto" is "exact" up to 20,000 rows
         (40,000 on a GPU), "neighbors" up to 100,000 on a CPU, and "pathwise" otherwise; with an
         iterative solver given by name, "solve" up to 3,000 rows and "pathwise" above.
     n_probes : int or "auto", default="auto"

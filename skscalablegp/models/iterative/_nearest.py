@@ -6,8 +6,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from ...core.posteriors import LinearModule, Moments, Moved, PosteriorModule, half_solved
+from ...core.posteriors import LinearModule, Moments, PosteriorModule, WeightDraws, half_solved
 from ...linalg.operators import KernelOperator
+
+# Rows whose neighbours' covariances are in memory at a time.
+_ROWS = 512
 
 
 class NearestModule(PosteriorModule):
@@ -76,21 +79,28 @@ def _correction(half: Float[Tensor, "m k s"]) -> Float[Tensor, "m t"]:
     return (half[:, :, :1] * half[:, :, 1:]).sum(1)
 
 
-class CorrectedDraws(nn.Module):
-    """Draws of functions, with the correction of the mean by the nearest rows.
+class NearestDraws(nn.Module):
+    """Draws of functions f_j(x) = g_j(x) + k' w + k_N' H_NN^-1 (r - g_j - noise_j)_N.
+
+    Each row is moved by its nearest rows alone (Matheron's rule), so that a draw has the variance
+    that these rows leave.
 
     Parameters
     ----------
-    draws : Moved
-        Moved by weights of the training rows.
+    prior : WeightDraws
+        Draws g_j of the prior.
     nearest : NearestModule
+        With the residuals r - g_j - noise_j of all targets and draws.
     """
 
-    def __init__(self, draws: Moved, nearest: NearestModule):
+    def __init__(self, prior: WeightDraws, nearest: NearestModule):
         super().__init__()
-        self.draws, self.nearest = draws, nearest
+        self.prior, self.nearest = prior, nearest
 
     def forward(self, X: Float[Tensor, "m d"]) -> Float[Tensor, "m t s"]:
-        weights, K = self.draws.correction.weights, self.nearest.linear.features(X)
-        moved = (K @ weights.flatten(1)).unflatten(1, weights.shape[1:])
-        return self.draws.prior(X) + moved + self.nearest.correction(X, K)[:, :, None]
+        linear, parts = self.nearest.linear, []
+        for rows in X.split(_ROWS):
+            g, K = self.prior(rows), linear.features(rows)
+            moved = self.nearest.correction(rows, K).unflatten(1, g.shape[1:])
+            parts.append(g + moved + (K @ linear.weights)[:, :, None])
+        return torch.cat(parts) if parts else self.prior(X)

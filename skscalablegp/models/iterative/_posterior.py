@@ -15,18 +15,22 @@ from ...core.posteriors import (
     JOINT_ROWS,
     Draws,
     JointMoments,
+    KernelFeatures,
     KernelPosterior,
     LinearModule,
     MeanAndVariance,
     Moments,
+    Moved,
     PosteriorModule,
     Rows,
+    WeightDraws,
+    normal,
+    prior_draws,
     report_unfinished,
     reported_variance,
-    with_variances,
 )
-from ...features import PriorFeatures, sample_prior_features
-from ...kernels import NoSpectralDensity, NotExportable
+from ...features import PriorFeatures
+from ...kernels import NotExportable
 from ...linalg.operators import KernelOperator, prior_values
 from ...linalg.parallel import map_in_order
 from ...linalg.preconditioners import Preconditioner, build_preconditioner
@@ -36,10 +40,8 @@ from ...linalg.solvers import (
     preconditioner_for,
     solve,
 )
-from ._nearest import CorrectedDraws, NearestModule
+from ._nearest import NearestDraws, NearestModule
 
-# Pairs of random sines and cosines of prior draws that are made for a prediction.
-_PAIRS = 1000
 # Rows whose covariances with all rows are held in memory at a time when rows are left out.
 _ROWS = 512
 
@@ -69,6 +71,13 @@ class PathwiseSamples:
         """
         return replace(self, representer_weights=self.representer_weights / scale**0.5)
 
+    def drawn(self, n_draws: int, generator: torch.Generator) -> PathwiseSamples:
+        """Normal combinations sum_j z_j g_j(x) / s^1/2, whose covariance is that of the samples."""
+        s = self.prior_weights.shape[1]
+        z = normal(s, n_draws, generator=generator) / s**0.5
+        weights = self.prior_weights, self.representer_weights
+        return PathwiseSamples(self.features, *(w @ z.to(w) for w in weights))
+
 
 class IterativePosterior(KernelPosterior):
     """Mean from solved weights; variances from samples, nearest neighbours or further solves.
@@ -82,9 +91,9 @@ class IterativePosterior(KernelPosterior):
     samples : PathwiseSamples or None
         Solved prior draws (Lin et al. 2024, section 3). Without them, a variance costs a solve.
     solver, stopping :
-        The method and the stopping rule of further solves: for covariances, for variances without
-        samples and neighbours, and for more samples than were drawn in the fit. The solver's
-        preconditioner is built at the first solve and kept.
+        The method and the stopping rule of further solves, which variances, covariances and draws
+        without samples and neighbours need. The solver's preconditioner is built at the first solve
+        and kept.
     n_nearest : int, optional
         Number of training rows from which the variance of a row is computed: those with the largest
         covariances. None takes all rows, by samples or solves.
@@ -94,12 +103,15 @@ class IterativePosterior(KernelPosterior):
 
     Notes
     -----
-    With s samples the standard deviation has a relative standard error of 1 / sqrt(2 s). With k
-    neighbours variances are never below the exact ones, up to rounding, and cost O(n + k^3) a row.
-    Correlations take all rows in any case. Covariances have the variances of single rows, and so do
-    samples with neighbours of up to 1,000 rows. Other samples are draws of the process of all rows,
-    whose variances differ by the error of the neighbours, of the stored samples, and of 1,000
-    random frequencies.
+    Variances, covariances, samples and functions describe one distribution of f - mean.
+
+    - Without samples and neighbours it is the exact posterior.
+    - With s samples g_j it is normal with the covariance sum_j g_j(x) g_j(x') / s. Standard
+      deviations have a relative standard error of 1 / sqrt(2 s), correlations one of up to
+      1 / sqrt(s), and draws are combinations of the samples.
+    - With k neighbours N of x it is that of g(x) - k_N' H_NN^-1 (g(N) + noise) for draws g of the
+      prior. Variances are never below the exact ones, up to rounding, and cost O(n + k^3) a row.
+      Correlations differ from the exact ones where variances do.
 
     With a residual r, the mean is k' w + k_N' H_NN^-1 r_N, where N are the neighbours: the process
     of the neighbours predicts what the weights have left. It is the mean of the neighbours alone
@@ -127,7 +139,7 @@ class IterativePosterior(KernelPosterior):
         """The mean, and variances from nearest rows or stored samples."""
         mean = self._linear(None)
         if self._n_nearest is not None and (with_variance or self._residual is not None):
-            return self._nearest()
+            return self._nearest(self._residual)
         if not with_variance:
             return mean
         if self.samples is None:
@@ -140,11 +152,34 @@ class IterativePosterior(KernelPosterior):
         return PathwiseModule(mean, self.samples, self.operator)
 
     def functions(self, n_samples: int, generator: torch.Generator) -> nn.Module:
-        draws = super().functions(n_samples, generator)
-        return draws if self._residual is None else CorrectedDraws(draws, self._nearest())
+        """Combinations of stored samples, or draws of the prior that are moved to the data.
 
-    def _nearest(self) -> NearestModule:
-        return NearestModule(self._linear(None), self.operator, self._n_nearest, self._residual)
+        By the nearest rows of each row, if variances come from them, and by all rows otherwise.
+        """
+        op, t = self.operator, self.weights.shape[1]
+        if self.samples is not None:
+            drawn = self.samples.drawn(t * n_samples, generator)
+            prior, moved = (
+                part.double().cpu().unflatten(1, (t, n_samples))
+                for part in (drawn.prior_weights, drawn.representer_weights)
+            )
+            weights = self.weights.double().cpu()[:, :, None] - moved
+            rows = KernelFeatures(op.kernel, op.theta, op.X)
+            features = drawn.features.module(op.theta)
+            return Moved(WeightDraws(features, prior), WeightDraws(rows, weights))
+        if self._n_nearest is None:
+            return super().functions(n_samples, generator)
+        draws, rows = prior_draws(op.kernel, op.theta, (t, n_samples), generator), op.X.double()
+        with torch.no_grad():
+            g = draws(rows.cpu())
+        noise = op.noise.double().cpu().sqrt()[:, None, None]
+        left = -g - noise * normal(*g.shape, generator=generator)
+        if self._residual is not None:
+            left += self._residual.double().cpu()[:, :, None]
+        return NearestDraws(draws, self._nearest(left.flatten(1)))
+
+    def _nearest(self, residual: Float[Tensor, "n s"] | None) -> NearestModule:
+        return NearestModule(self._linear(None), self.operator, self._n_nearest, residual)
 
     def _inverse_times(self, B: Float[Tensor, "n s"]) -> Float[Tensor, "n s"]:
         return self._solve(B.to(self.operator.dtype)).value
@@ -180,9 +215,8 @@ class IterativePosterior(KernelPosterior):
 
     def _mean_and_variance(self, X: Float[Tensor, "m d"]) -> MeanAndVariance:
         if self._n_nearest is not None:
-            cross = self.cross(X)
-            K, prior = cross.to_dense(), cross.prior_diag()
-            near = K.abs().topk(min(self._n_nearest, K.shape[1]), 1, sorted=False).indices
+            K, near = self._neighbours(X)
+            prior = self.cross(X).prior_diag()
             left = None if self._residual is None else self._residual[near]
             explained, correction = self._explained(K, near, left)
             return K @ self.weights + correction, reported_variance(prior - explained, prior)
@@ -191,6 +225,13 @@ class IterativePosterior(KernelPosterior):
             return solved[0].T @ self.weights, self._solved_variance(X, *solved)
         mean, deviations = self._mean_and_deviations(X, self.samples)
         return mean, deviations.square().mean(1)
+
+    def _neighbours(
+        self, X: Float[Tensor, "m d"]
+    ) -> tuple[Float[Tensor, "m n"], Int[Tensor, "m k"]]:
+        """k(X, training rows), and the rows with the largest ones."""
+        K = self.cross(X).to_dense()
+        return K, K.abs().topk(min(self._n_nearest, K.shape[1]), 1, sorted=False).indices
 
     def _explained(
         self,
@@ -230,13 +271,35 @@ class IterativePosterior(KernelPosterior):
         return reported_variance(prior - (V * (cross + R)).sum(0), prior)
 
     def covariance(self, X: Float[Tensor, "m d"]) -> Float[Tensor, "m m"]:
-        cross, V, R = self._solved_cross(X)
-        covariance = self.cross(X).prior_covariance()
-        covariance.addmm_(V.T, cross + R, alpha=-1)
-        covariance = (covariance + covariance.T) / 2
-        if self._n_nearest is None and self.samples is None:
-            return covariance
-        return with_variances(covariance, self.variance(X).to(covariance))
+        """The joint covariance of the distribution of single rows.
+
+        By neighbours, O(m k^3) and one product of H with m vectors: those are the rows of A, whose
+        entries at the neighbours of a row are H_NN^-1 k_N.
+        """
+        if self.samples is not None:
+            deviations = self._mean_and_deviations(X, self.samples)[1]
+            return deviations @ deviations.T / deviations.shape[1]
+        if self._n_nearest is None:
+            cross, V, R = self._solved_cross(X)
+            covariance = self.cross(X).prior_covariance()
+            covariance.addmm_(V.T, cross + R, alpha=-1)
+            return (covariance + covariance.T) / 2
+        K, near = self._neighbours(X)
+        A, prior = self._conditioning(K, near), self.cross(X).prior_diag()
+        half = A @ (0.5 * self.operator.matmul(A.T) - K.T)
+        covariance = self.cross(X).prior_covariance().add_(half).add_(half.T)
+        covariance.diagonal().copy_(reported_variance(prior - (A * K).sum(1), prior))
+        return covariance
+
+    def _conditioning(
+        self, K: Float[Tensor, "m n"], near: Int[Tensor, "m k"]
+    ) -> Float[Tensor, "m n"]:
+        """The weights by which the rows `near` predict, zero for other rows."""
+        A, chosen = torch.zeros_like(K), K.gather(1, near).double()
+        for i, rows in enumerate(near):
+            L = cholesky_with_jitter(self.operator.block(rows).double())[0]
+            A[i, rows] = torch.cholesky_solve(chosen[i, :, None], L)[:, 0].to(A)
+        return A
 
     def _solved_cross(self, X: Float[Tensor, "m d"]) -> tuple[Tensor, Tensor, Tensor]:
         """B = k(training rows, X), V near H^-1 B, and R = B - H V; one epoch more than the solve.
@@ -291,42 +354,21 @@ class IterativePosterior(KernelPosterior):
         if self.samples is None and (self._n_nearest is None or len(X) <= JOINT_ROWS):
             # The joint covariance needs no spectral density, and no random frequencies.
             return super().sample(X, n_samples, random_state)
-        stored = 0 if self.samples is None else self.samples.prior_weights.shape[1]
-        generator = torch.Generator().manual_seed(int(random_state.randint(2**31 - 1)))
         t = self.weights.shape[1]
-        if n_samples * t <= stored:
-            chosen = torch.randperm(stored, generator=generator)[: n_samples * t]
-            samples = PathwiseSamples(
-                self.samples.features,
-                self.samples.prior_weights[:, chosen],
-                self.samples.representer_weights[:, chosen],
-            )
+        generator = torch.Generator().manual_seed(int(random_state.randint(2**31 - 1)))
+        if self.samples is not None:
+            drawn = self.samples.drawn(t * n_samples, generator)
+            mean, deviations = self._mean_and_deviations(X, drawn)
+            f = mean[:, :, None] + deviations.reshape(len(X), t, n_samples)
         else:
             try:
-                samples = self._draw(n_samples * t, generator)
-            except NoSpectralDensity:
+                functions = self.functions(n_samples, generator)
+            except NotExportable:
                 return super().sample(X, n_samples, random_state)
-        mean, deviations = self._mean_and_deviations(X, samples)
-        mean = mean if self._residual is None else self.mean(X)
-        deviations = deviations.reshape(len(X), t, n_samples)
-        white = torch.randn(deviations.shape, generator=generator, dtype=deviations.dtype)
-        white = white.to(deviations.device) * self.noise(X).sqrt()[:, None, None]
-        return mean[:, :, None] + deviations + white
-
-    def _draw(self, n_samples: int, generator: torch.Generator) -> PathwiseSamples:
-        """New prior draws, solved."""
-        op = self.operator
-        if self.samples is not None:
-            features = self.samples.features
-        else:
-            d = op.X.shape[1]
-            features = sample_prior_features(op.kernel, d, _PAIRS, generator, op.dtype, op.device)
-        shape = (features.n_features, n_samples)
-        w = torch.randn(shape, generator=generator, dtype=op.dtype).to(op.device)
-        eps = torch.randn(op.shape[0], n_samples, generator=generator, dtype=op.dtype)
-        prior = prior_values(features, op.theta, op.X, w)
-        xi = prior + op.noise.sqrt()[:, None] * eps.to(op.device)
-        return PathwiseSamples(features, w, self._solve(xi).value)
+            with torch.no_grad():
+                f = functions(X.double().cpu())
+        white = normal(*f.shape, generator=generator).to(f)
+        return f + self.noise(X).to(f).sqrt()[:, None, None] * white
 
 
 class PathwiseModule(PosteriorModule):
