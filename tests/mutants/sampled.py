@@ -351,4 +351,12 @@ MUTANTS = [
         "return Moments(mean, *others)",
         "tests/contracts/test_class_shares.py -k dense_algebra",
     ),
+    (
+        "held-out targets set the unit of the prior",
+        "models/sampled/_relevance.py",
+        "unit = _mean_square(rest)",
+        "unit = self.unit",
+        f"{SCALES} -k held_out_targets",
+        True,
+    ),
 ]

@@ -60,10 +60,12 @@ def compared(
     folds = np.split(order, sorted({whole_groups(groups, end) for end in ends} - {n}))
     for fold in folds[: 5 if n < _FIVE else 2 if n < _TWO else 1]:
         held = np.sort(fold[:_MOST_HELD])
-        rest, functions = np.setdiff1d(np.arange(n), held), dictionary.without(held)
+        rest = np.setdiff1d(np.arange(n), held)
+        others = source.subset(rest)
+        functions = dictionary.without(held, others)
         if len(functions) == 0:
             return None
-        stepper = _trained(functions, source.subset(rest), run, max_iter)
+        stepper = _trained(functions, others, run, max_iter)
         X, Y = source.rows(held)
         mean, variance, _ = ProcessPosterior(*stepper.model().process()).moments(X)
         _, rows = random_part(source, rest, _EXACT_ROWS, run.random_state)

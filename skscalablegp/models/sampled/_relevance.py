@@ -81,8 +81,7 @@ class Dictionary:
         given: np.ndarray | None = None,
     ) -> Dictionary:
         """Functions at given rows of a table; `max_precision` is in units of `unit`."""
-        total, count = source.held(_same).total(_squares_of)[0].tolist()
-        unit = total / count or 1.0
+        unit = _mean_square(source)
         points, noise = source.rows(rows)[0], noise_of(kernel, kernel.theta0)
         amplitude = own_values(kernel, points)
         ones = np.full(len(rows), 1.0 / unit)
@@ -126,9 +125,13 @@ class Dictionary:
         keep = np.sort(np.argsort(self.precision, kind="stable")[:most])
         return self._kept(keep, self.precision)
 
-    def without(self, rows: np.ndarray) -> Dictionary:
-        """The functions at all but some rows."""
-        return self._kept(np.flatnonzero(~np.isin(self.rows, rows)), self.precision)
+    def without(self, rows: np.ndarray, rest: RowSource | SharedSource) -> Dictionary:
+        """The functions at all but some rows, in the unit of the `rest` of the table."""
+        kept = self._kept(np.flatnonzero(~np.isin(self.rows, rows)), self.precision)
+        unit = _mean_square(rest)
+        growth = unit / self.unit
+        precision, largest = kept.precision / growth, self.largest / growth
+        return replace(kept, precision=precision, unit=unit, largest=largest)
 
     def moments(self, source: RowSource | SharedSource, budget: Budget) -> Moments:
         """The moments of the functions at the rows of a table; O(n m^2).
@@ -161,6 +164,12 @@ class Dictionary:
 
 def _same(source: RowSource) -> RowSource:
     return source
+
+
+def _mean_square(source: RowSource | SharedSource) -> float:
+    """The mean square of the targets, or 1 where all are zero."""
+    total, count = source.held(_same).total(_squares_of)[0].tolist()
+    return total / count or 1.0
 
 
 def _squares_of(source: RowSource) -> tuple[Tensor]:

@@ -1,5 +1,7 @@
 """Factors of variances and noise from held-out rows, and the folds that they come from."""
 
+import warnings
+
 import numpy as np
 import pytest
 import torch
@@ -13,6 +15,7 @@ from skscalablegp import QSRVMRegressor
 from skscalablegp.models.sampled import _folds, _qsrvm
 from skscalablegp.models.sampled._posterior import fitted_scales
 from skscalablegp.models.sampled._process import ProcessPosterior
+from skscalablegp.models.sampled._relevance import Dictionary
 
 
 def drawn(variance, truth, seed, t=1):
@@ -122,3 +125,41 @@ def test_each_fold_has_a_noise_of_its_own(monkeypatch):
     best = np.argmax(own.sum(1) + norm.logpdf(np.log(factors)))
     assert_allclose(found[0].scale, factors[best], rtol=6e-3)
     assert_allclose(found[0].loss, (exact - own[best]).mean(), atol=1e-4)
+
+
+def test_held_out_targets_change_nothing_in_their_fold(monkeypatch):
+    """Their mean square was once the unit of the prior in all folds."""
+    rng = np.random.default_rng(0)
+    X = rng.uniform(-3, 3, (80, 1))
+    y = np.sin(2 * X[:, 0]) + 0.3 * rng.standard_normal(80)
+    trained, without, folds = _folds._trained, Dictionary.without, []
+
+    def kept(self, held, rest):
+        folds.append([held])
+        return without(self, held, rest)
+
+    def predicted(*args):
+        stepper = trained(*args)
+        new = torch.linspace(-3, 3, 30, dtype=torch.float64)[:, None]
+        mean, variance, _ = ProcessPosterior(*stepper.model().process()).moments(new)
+        folds[-1] += [mean.numpy(), variance.numpy(), stepper.noise]
+        return stepper
+
+    def fitted_folds(y):
+        folds.clear()
+        kernel = RBF(0.7) + WhiteKernel(0.1)
+        QSRVMRegressor(kernel, optimizer=None, n_components=40, random_state=0).fit(X, y)
+        return list(folds)
+
+    monkeypatch.setattr(Dictionary, "without", kept)
+    monkeypatch.setattr(_folds, "_trained", predicted)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        before = fitted_folds(y)
+        for k in range(5):
+            moved = y.copy()
+            moved[before[k][0]] += 5 * rng.standard_normal(16)
+            after = fitted_folds(moved)
+            for one, other in zip(after[k], before[k], strict=True):
+                assert_allclose(one, other, rtol=1e-8, atol=1e-10)
+            assert np.abs(after[k - 1][1] - before[k - 1][1]).max() > 0.1
