@@ -1,6 +1,7 @@
 # make demo   set up what is needed, then draw a picture into demo_output/ (about a minute)
 # make test   set up what is needed, then run the tests that take seconds each
-# make test-all  the same, then all tests, those that are marked slow among them
+# make test-all  the same, then all tests but those of the night, slow ones among them
+# make test-night  the same, then every test with every call checked, all cases, faults and mutants (hours)
 # make fuzz   the same, then odd tables, kernels and settings: each predicts or says what to do
 # make fuzz-files  the same, then damaged and hostile model files: each ends in one error
 # make mutants  the same, then copies of the package that are broken on purpose: tests should fail
@@ -20,7 +21,7 @@
 #                and the lowest of them (the workflow "oldest" has one)
 #   PYTEST_ARGS  extra arguments of pytest, such as "-k kernels"
 #   CHECKED_CALLS  how many calls of each function "make test-all" checks in each test against the
-#                shapes in its signature, or "all"; "make test" checks the first three
+#                shapes in its signature, or "all"; "make test" checks one in each process
 #   PERTURBED    relative size of a perturbation of all numbers that estimators read in tests, such as
 #                1e-12: no test should depend on the last digits
 
@@ -31,10 +32,10 @@ WORKERS ?= 2
 THREADS ?= 1
 PYTEST_ARGS ?=
 MUTANTS ?=
-CASES ?= 5000
+CASES ?= 2000
 SEED ?= 0
 FAULTS ?= 25
-CHECKED_CALLS ?= 10
+CHECKED_CALLS ?= 1
 OLDEST ?= .venv-oldest
 OLDEST_ARGS ?=
 BENCH_ARGS ?= --estimator IterativeGPRegressor --dataset pol
@@ -68,12 +69,12 @@ export SKSCALABLEGP_DATA ?= $(abspath ../shared/data)
 endif
 
 # Threads that wait give up their core: on a busy machine, spinning ones cost far more than they save.
-demo test test-all test-oldest fuzz fuzz-files faults mutants doc: export OMP_WAIT_POLICY ?= PASSIVE
+demo test test-all test-night test-every test-oldest fuzz fuzz-files faults mutants doc: export OMP_WAIT_POLICY ?= PASSIVE
 
 # Read by doc/conf.py.
 export SKSCALABLEGP_DOC_OFFLINE
 
-.PHONY: help demo test test-all test-oldest fuzz fuzz-files faults mutants lint typecheck format doc bench clean
+.PHONY: help demo test test-all test-night test-every test-oldest fuzz fuzz-files faults mutants lint typecheck format doc bench clean
 
 help:
 	@sed -n '/^#/!q; s/^# \{0,1\}//p' Makefile
@@ -102,6 +103,14 @@ test: $(VENV)/.installed-test
 
 test-all: $(VENV)/.installed-test
 	$(TEST_SETTINGS) CHECKED_CALLS=$(CHECKED_CALLS) \
+		$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not night" $(PYTEST_ARGS)
+
+# A part that fails does not keep the others from being run.
+test-night:
+	$(MAKE) --keep-going test-every fuzz fuzz-files faults mutants
+
+test-every: $(VENV)/.installed-test
+	$(TEST_SETTINGS) CHECKED_CALLS=all \
 		$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(PYTEST_ARGS)
 
 test-oldest:
@@ -111,7 +120,7 @@ test-oldest:
 	$(OLDEST)/bin/uv pip install --python $(OLDEST)/bin/python --resolution lowest-direct \
 		$(OLDEST_ARGS) -e ".[test]"
 	$(TEST_SETTINGS) \
-		$(OLDEST)/bin/python -m pytest -n $(WORKERS) --dist worksteal $(PYTEST_ARGS)
+		$(OLDEST)/bin/python -m pytest -n $(WORKERS) --dist worksteal -m "not night" $(PYTEST_ARGS)
 
 fuzz: $(VENV)/.installed-test
 	$(TEST_SETTINGS) \

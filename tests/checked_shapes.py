@@ -1,9 +1,10 @@
 """Checks the shapes and types that signatures state, in the first calls of each function.
 
 The import hook of jaxtyping has every function of the package check every call, which doubles
-the cost of a fit on few rows, or more. A wrong shape shows in the first calls, so the later
-ones of a test go unchecked; each test begins to count anew, so that what is checked depends on the
-test alone and not on those before it.
+the cost of a fit on few rows, or more. A wrong shape mostly shows in the first call: `make test`
+checks one call of each function in each process. With a number of calls, each test begins to count
+anew, so that what is checked depends on the test alone and not on those before it; so does
+`make test-all`. The night checks every call.
 """
 
 import functools
@@ -14,9 +15,10 @@ from types import FunctionType
 
 import jaxtyping
 
-# Calls of each function that are checked in each test; `make test-all` sets more, or "all".
-_SETTING = os.environ.get("CHECKED_CALLS", "3")
-CHECKED_CALLS = float("inf") if _SETTING == "all" else int(_SETTING)
+# Calls of each function that are checked in each test, "all", or "once": one in each process.
+_SETTING = os.environ.get("CHECKED_CALLS", "once")
+EACH_TEST = _SETTING != "once"
+CHECKED_CALLS = {"all": float("inf"), "once": 1}.get(_SETTING) or int(_SETTING)
 
 # The decorator of jaxtyping's hook as it is.
 in_every_call = jaxtyping.jaxtyped
@@ -40,7 +42,13 @@ _called = _Called()
 
 
 def begin_test() -> None:
-    """Counts the calls from here on."""
+    """Counts the calls from here on, unless one in the process is enough."""
+    if EACH_TEST:
+        count_anew()
+
+
+def count_anew() -> None:
+    """As if no function had been called."""
     _counts.clear()
 
 

@@ -8,6 +8,7 @@ import checked_shapes
 import joblib
 import numpy as np
 import pytest
+import timed
 
 # Their assertions are to show values, as those of tests do.
 pytest.register_assert_rewrite("contracts")
@@ -29,6 +30,23 @@ hypothesis.settings.register_profile(
 )
 hypothesis.settings.register_profile("thorough", deadline=None, max_examples=500)
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeatable"))
+
+
+def pytest_addoption(parser):
+    parser.addoption("--seconds", help="file for a line of processor seconds: see tests/timed.py")
+    parser.addoption("--slowest", type=int, default=60, help="how many tests that line names")
+
+
+def pytest_configure(config):
+    if config.getoption("seconds"):
+        config.pluginmanager.register(timed.Timed(config))
+
+
+@pytest.hookimpl(tryfirst=True)  # before -m reads the marks
+def pytest_collection_modifyitems(items):
+    for item in items:
+        if item.get_closest_marker("night"):
+            item.add_marker("slow")
 
 
 def pytest_collection_finish():

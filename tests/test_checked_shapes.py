@@ -1,4 +1,4 @@
-"""The first calls of a function are checked against its signature, in each test anew."""
+"""The first calls of a function are checked against its signature, once or in each test anew."""
 
 import checked_shapes
 import jaxtyping
@@ -13,6 +13,7 @@ from skscalablegp.linalg.solvers._base import relative_norms
 
 def test_the_package_is_checked():
     """By whichever decorator the hook was given: `B` has as many columns as there are norms."""
+    checked_shapes.count_anew()
     R, norms = torch.ones(4, 2, dtype=torch.float64), torch.ones(3, dtype=torch.float64)
     with pytest.raises(jaxtyping.TypeCheckError):
         relative_norms(R, norms)
@@ -24,7 +25,9 @@ def total(x: Float[Tensor, " n"], y: Float[Tensor, " n"]) -> Float[Tensor, ""]:
 
 @pytest.fixture
 def two_calls(monkeypatch):
-    """`total` with a check of its first two calls."""
+    """`total` with a check of its first two calls in each test."""
+    monkeypatch.setattr(checked_shapes, "EACH_TEST", True)
+    checked_shapes.count_anew()
     monkeypatch.setattr(checked_shapes, "CHECKED_CALLS", 2)
     return checked_shapes.in_first_calls(typechecker=beartype)(total)
 
@@ -38,6 +41,16 @@ def test_later_calls_go_unchecked_until_the_next_test(two_calls):
     checked_shapes.begin_test()
     with pytest.raises(jaxtyping.TypeCheckError):
         two_calls(x, longer)
+
+
+def test_no_test_begins_anew_where_one_check_in_a_process_is_enough(two_calls, monkeypatch):
+    monkeypatch.setattr(checked_shapes, "EACH_TEST", False)
+    x, longer = torch.ones(2), torch.ones(3)
+    for _ in range(2):
+        with pytest.raises(jaxtyping.TypeCheckError):
+            two_calls(x, longer)
+        checked_shapes.begin_test()
+    assert two_calls(x, longer) == 5
 
 
 def test_functions_inside_a_function_are_counted_as_one(two_calls):
