@@ -53,9 +53,8 @@ def run_page(path):
 
     So does a block that prints other words than the documentation shows below it.
     """
+    from inside import clock
     from sklearn.exceptions import ConvergenceWarning, FitFailedWarning
-
-    from skscalablegp._clock import clock
 
     sys.path.insert(0, str(ROOT / "doc"))
     import outputs

@@ -443,6 +443,40 @@ def test_exceptions_from_the_limits_have_reasons():
     assert not [entry for entry in exceptions if not re.search(r"\([a-z][a-z ]+\)$", entry[1])]
 
 
+# What a rearrangement of the package would break though no behaviour changes: statements that import
+# what is private, and replaced attributes. Tests of a module's own mathematics need some. Lower
+# these limits as the numbers fall.
+PRIVATE_IMPORTS, PATCHED = 200, 260
+
+
+def is_private_import(node):
+    if not isinstance(node, ast.ImportFrom) or not (node.module or "").startswith("skscalablegp"):
+        return False
+    names = [*node.module.split("."), *(alias.name for alias in node.names)]
+    return any(name.startswith("_") for name in names)
+
+
+def is_patch(node):
+    """Whether pytest's monkeypatch replaces something."""
+    if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
+        return False
+    owner = getattr(node.func.value, "id", "")
+    return owner == "monkeypatch" and node.func.attr in ("setattr", "setitem", "delattr")
+
+
+def test_few_tests_enter_the_package_by_the_back_door():
+    """``pytest -rP -k back_door`` prints the numbers."""
+    nodes = {path: list(ast.walk(parsed(path))) for path in (ROOT / "tests").rglob("*.py")}
+    for counted, most, what in (
+        (is_private_import, PRIVATE_IMPORTS, "imports of what is private"),
+        (is_patch, PATCHED, "replaced attributes"),
+    ):
+        found = {path: sum(map(counted, own)) for path, own in nodes.items()}
+        total = sum(found.values())
+        print(f"{total} {what} in {sum(map(bool, found.values()))} files")
+        assert total <= most, what
+
+
 def test_test_files_have_different_names():
     # Folders of tests are no packages: of two files with one name only one can be collected.
     names = [path.name for path in (ROOT / "tests").rglob("test_*.py")]

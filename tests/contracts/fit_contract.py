@@ -11,13 +11,12 @@ import numpy as np
 import pytest
 from contracts.cases import Contract, few_are_quick, needs, on_all_rows, once_a_family
 from contracts.estimator_contract import Row, assert_sane, table
+from inside import HAS_CALLBACKS, clock
 from numpy.testing import assert_array_equal
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils.validation import check_is_fitted
 from watching import Watch
 
-from skscalablegp._clock import clock
-from skscalablegp._compat import HAS_CALLBACKS
 from skscalablegp.core import STATUSES, FitRun
 
 # Rows of the table; larger than the contract's, so that subsets and batches are proper ones.

@@ -430,17 +430,22 @@ def test_scikit_learn_checks_of_other_classes(estimator, check):
 
 
 def checks_of_the_defaults():
-    """All but those that repeat another with a memory map: for each class, others cover these."""
+    """All but those that repeat another with a memory map: for each class, others cover these.
+
+    Most of these fits train the same exact process of few rows: the night has those of other
+    classes than `OF_BASES`.
+    """
     for representative in REPRESENTATIVES:
+        marks = () if isinstance(representative, OF_BASES) else pytest.mark.night
         for estimator, check in estimator_checks_generator(type(representative)()):
             if not check.keywords.get("readonly_memmap"):
                 settings = [f"{name}={value}" for name, value in check.keywords.items()]
                 label = ",".join([check.func.__name__, *settings])
-                yield pytest.param(estimator, check, id=f"{type(estimator).__name__}-{label}")
+                name = f"{type(estimator).__name__}-{label}"
+                yield pytest.param(estimator, check, id=name, marks=marks)
 
 
-# Most of these fits train the same exact process of few rows. To try several starts takes most of
-# their time, and changes nothing that is checked.
+# To try several starts takes most of the time of these fits, and changes nothing that is checked.
 @pytest.mark.slow
 @pytest.mark.usefixtures("given_start")
 @pytest.mark.parametrize(("estimator", "check"), checks_of_the_defaults())

@@ -12,8 +12,8 @@ from skscalablegp.core.data import (
     _subsets,
     counted_batches,
     random_rows,
+    shuffled,
 )
-from skscalablegp.core.data._rows import shuffled
 
 
 def seeded(seed=0):

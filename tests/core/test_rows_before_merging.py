@@ -20,7 +20,7 @@ from skscalablegp.core.data import (
     whole_groups,
     with_equal_inputs,
 )
-from skscalablegp.models.deep._batch import MinibatchGradient
+from skscalablegp.models.deep import MinibatchGradient
 from skscalablegp.models.inducing import _classifier
 from skscalablegp.models.sampled._stepper import Sampler
 

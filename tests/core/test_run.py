@@ -7,13 +7,13 @@ import joblib
 import numpy as np
 import pytest
 import torch
+from inside import HAS_CALLBACKS, fit_context
 from sklearn.base import RegressorMixin
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import RBF, WhiteKernel
 
 from skscalablegp import IterativeGPRegressor, SVGPRegressor
-from skscalablegp._compat import HAS_CALLBACKS, fit_context
 from skscalablegp.core import PARAMETERS, FitRun, GPModel, warn_once
 from skscalablegp.core.posteriors import Posterior
 from skscalablegp.core.training import StopTraining

@@ -2,12 +2,12 @@
 
 import numpy as np
 import pytest
+from inside import clock as read_clock
 from numpy.testing import assert_allclose, assert_array_equal
 from scipy.stats import norm
 from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
 
 from skscalablegp import AutoGPClassifier, AutoGPRegressor
-from skscalablegp._clock import clock as read_clock
 from skscalablegp.core.training import Budget, StopTraining
 from skscalablegp.meta import _member_noise
 from skscalablegp.meta._division import Rows

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from inside import clock as read_clock
 from scipy.optimize import minimize
 from sklearn.base import BaseEstimator, RegressorMixin
 from sklearn.ensemble import ExtraTreesRegressor, HistGradientBoostingRegressor
@@ -21,7 +22,6 @@ from skscalablegp import (
     RFFRegressor,
     StackedGPRegressor,
 )
-from skscalablegp._clock import clock as read_clock
 from skscalablegp.core import FitRun, fitted_process
 from skscalablegp.meta import _stacked, _trees
 from skscalablegp.meta._below import noise_weights

@@ -4,6 +4,7 @@ from warnings import catch_warnings, simplefilter
 
 import numpy as np
 import pytest
+from inside import clock as read_clock
 from sklearn.dummy import DummyRegressor
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.linear_model import Ridge
@@ -14,7 +15,6 @@ from skscalablegp import (
     RFFRegressor,
     StackedGPRegressor,
 )
-from skscalablegp._clock import clock as read_clock
 from skscalablegp.core import fitted_process
 
 

@@ -1,8 +1,8 @@
 """How many rows a budget allows, and which member it goes to next, on a clock of the test."""
 
 import pytest
+from inside import clock
 
-from skscalablegp._clock import clock
 from skscalablegp.core.training import Budget
 from skscalablegp.meta._auto_base import _next
 from skscalablegp.meta._leaderboard import in_words

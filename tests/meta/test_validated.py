@@ -8,6 +8,7 @@ import warnings
 
 import numpy as np
 import pytest
+from inside import clock
 from numpy.testing import assert_allclose
 from sklearn.base import BaseEstimator, RegressorMixin, clone
 from sklearn.exceptions import ConvergenceWarning
@@ -20,7 +21,6 @@ from skscalablegp import (
     MeanFunctionRegressor,
     StackedGPRegressor,
 )
-from skscalablegp._clock import clock
 from skscalablegp.core import fitted_process
 
 N = 80

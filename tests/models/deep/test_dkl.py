@@ -8,6 +8,7 @@ from itertools import count
 import numpy as np
 import pytest
 import torch
+from inside import HAS_CALLBACKS, clock
 from numpy.testing import assert_allclose, assert_array_equal
 from scipy.stats import multivariate_normal
 from sklearn.base import clone
@@ -23,8 +24,6 @@ from sklearn.gaussian_process.kernels import (
 from torch import nn
 
 from skscalablegp import BSGDDKLRegressor, MinimaxDKLRegressor, SCGDDKLRegressor
-from skscalablegp._clock import clock
-from skscalablegp._compat import HAS_CALLBACKS
 from skscalablegp.core.data import RowSource, Scaling
 from skscalablegp.linalg.gradients import exact_marginal_likelihood
 from skscalablegp.models.deep import cosine

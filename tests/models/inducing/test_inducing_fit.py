@@ -5,6 +5,7 @@ import warnings
 import numpy as np
 import pytest
 import torch
+from inside import HAS_CALLBACKS
 from numpy.testing import assert_allclose, assert_array_equal
 from oracles import normal
 from sklearn.base import clone
@@ -13,7 +14,6 @@ from sklearn.gaussian_process.kernels import RBF, ConstantKernel, WhiteKernel
 from watching import Watch
 
 from skscalablegp import SGPRRegressor, SVGPClassifier, SVGPRegressor
-from skscalablegp._compat import HAS_CALLBACKS
 from skscalablegp.core.training import Adam
 from skscalablegp.kernels import TorchKernel, compile_kernel
 from skscalablegp.models.inducing import NaturalBelief, WhitenedBelief, _sgpr, _training

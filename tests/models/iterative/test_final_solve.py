@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import scipy.stats
 import torch
+from inside import clock
 from simulated import simulated
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.gaussian_process import GaussianProcessRegressor
@@ -21,7 +22,6 @@ from sklearn.gaussian_process.kernels import (
 from torch.distributions import MultivariateNormal
 
 from skscalablegp import IterativeGPRegressor, RRCGRegressor, draw_functions, load, save, to_torch
-from skscalablegp._clock import clock
 from skscalablegp.core import fitted_process
 from skscalablegp.core.posteriors import ExactPosterior
 from skscalablegp.core.training import Budget, Monitor, QuasiNewton, train

@@ -6,6 +6,7 @@ import warnings
 import numpy as np
 import pytest
 import torch
+from inside import clock
 from sklearn.base import clone
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.gaussian_process import GaussianProcessRegressor
@@ -13,7 +14,6 @@ from sklearn.gaussian_process.kernels import RBF, ConstantKernel, WhiteKernel
 from sklearn.model_selection import GridSearchCV
 
 from skscalablegp import IterativeGPRegressor, RRCGRegressor, SSRFFRegressor
-from skscalablegp._clock import clock
 from skscalablegp.linalg.operators import KernelOperator
 from skscalablegp.linalg.solvers import CG as SteppingCG
 from skscalablegp.models.iterative import _base, _final_solve

@@ -14,6 +14,7 @@ from skscalablegp.kernels import compile_kernel
 from skscalablegp.linalg.gradients import GPProblem, Repeats
 from skscalablegp.linalg.solvers import Solution, Status
 from skscalablegp.models.iterative import (
+    IterativePosterior,
     _base,
     _early_end,
     _final_solve,
@@ -21,7 +22,6 @@ from skscalablegp.models.iterative import (
     _posterior,
 )
 from skscalablegp.models.iterative._final_solve import FinalSolve, solve_without
-from skscalablegp.models.iterative._posterior import IterativePosterior
 
 HELD = torch.tensor([7, 3, 41])
 

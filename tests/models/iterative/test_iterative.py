@@ -8,6 +8,7 @@ from contextlib import suppress
 import numpy as np
 import pytest
 import torch
+from inside import HAS_CALLBACKS
 from numpy.testing import assert_allclose, assert_array_equal
 from sklearn.base import clone
 from sklearn.datasets import make_friedman2
@@ -26,7 +27,6 @@ from sklearn.model_selection import GridSearchCV
 from watching import Watch
 
 from skscalablegp import IterativeGPRegressor, NNGPRegressor, PoERegressor, RRCGRegressor
-from skscalablegp._compat import HAS_CALLBACKS
 from skscalablegp.kernels import Columns
 from skscalablegp.linalg.solvers import Column
 from skscalablegp.solvers import CG

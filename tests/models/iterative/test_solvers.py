@@ -6,13 +6,13 @@ from itertools import count
 import numpy as np
 import pytest
 import torch
+from inside import clock
 from numpy.testing import assert_allclose
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel, WhiteKernel
 from sklearn.model_selection import GridSearchCV
 
 from skscalablegp import IterativeGPRegressor
-from skscalablegp._clock import clock
 from skscalablegp.core.training import Budget, Monitor, train
 from skscalablegp.gradients import ExactGradient, PathwiseGradient, StandardGradient
 from skscalablegp.kernels import compile_kernel

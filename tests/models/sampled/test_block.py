@@ -11,12 +11,11 @@ from skscalablegp import QSGPClassifier, QSGPRegressor
 from skscalablegp.core.data import RowSource, Scaling
 from skscalablegp.kernels import compile_kernel
 from skscalablegp.likelihoods import Bernoulli, Gaussian, Laplace
-from skscalablegp.models.sampled._basis import SeededFourier
+from skscalablegp.models.sampled import NoiseAtRows, SeededFourier, SupportRows
 from skscalablegp.models.sampled._block import BlockStepper, batch_variance, block_change
-from skscalablegp.models.sampled._noise import NoiseAtRows
 from skscalablegp.models.sampled._optimizers import SparseSGD
 from skscalablegp.models.sampled._stepper import Beginning, Sampler
-from skscalablegp.models.sampled._support import Flattening, SupportRows, support_gram
+from skscalablegp.models.sampled._support import Flattening, support_gram
 from skscalablegp.models.sampled._weights import SampledWeights
 
 NOISE, N, S = 0.05, 60, 12

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from inside import HAS_CALLBACKS
 from numpy.testing import assert_allclose, assert_array_equal
 from scipy.stats import multivariate_normal
 from sklearn.base import clone
@@ -11,7 +12,6 @@ from sklearn.gaussian_process.kernels import RBF, ConstantKernel, WhiteKernel
 from watching import Watch
 
 from skscalablegp import QSGPClassifier, QSGPRegressor, QSRVMRegressor
-from skscalablegp._compat import HAS_CALLBACKS
 from skscalablegp.core.data import RowSource, Scaling
 from skscalablegp.core.posteriors import KernelPosterior, Posterior
 from skscalablegp.core.training import Budget
