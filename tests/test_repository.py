@@ -443,7 +443,7 @@ def test_exceptions_from_the_limits_have_reasons():
     assert not [entry for entry in exceptions if not re.search(r"\([a-z][a-z ]+\)$", entry[1])]
 
 
-# What a rearrangement of the package would break though no behaviour changes: statements that import
+# What a rearrangement would break though no behaviour changes: statements of tests that import
 # what is private, and replaced attributes. Tests of a module's own mathematics need some. Lower
 # these limits as the numbers fall.
 PRIVATE_IMPORTS, PATCHED = 200, 260
