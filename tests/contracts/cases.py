@@ -6,14 +6,19 @@ and the conversion of tables, all rows of a class share: such a case runs `once_
 that stands for the class. What does not concern a row is never collected for it, so that each skip
 says something about the machine.
 
-`make test` runs a case on one row of each class, and the rest is marked slow; `on_all_rows`,
-`few_are_quick` and `once_a_family` mark the cases of which it runs more or fewer.
+`make test` runs a case on one row of each family, of what a folder has for one kind of target, and
+the rest is marked slow; `on_all_rows` marks the cases of which it runs all, `few_are_quick` and
+`once_a_base` those that it runs on one row of each base class.
 """
 
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
+
+from skscalablegp.core import GPClassifierBase, MinibatchGPRegressorBase, TableRegressorBase
+
+BASES = TableRegressorBase, MinibatchGPRegressorBase, GPClassifierBase
 
 
 def needs(*wanted: str) -> Callable[[Any], Any]:
@@ -38,19 +43,19 @@ def on_all_rows(case: Any) -> Any:
     return case
 
 
-def once_a_family(case: Any) -> Any:
+def once_a_base(case: Any) -> Any:
     """Marks a case that no setting reaches and that costs several fits.
 
-    It is collected for one row of each class. `make test` runs it for one class of each family:
-    of what a folder has for one kind of target.
+    It is collected for one row of each class. `make test` runs it for one class of each base class,
+    which has the code that such a case meets.
     """
-    case.once_a_class = case.once_a_family = True
+    case.once_a_class = case.few_are_quick = True
     return case
 
 
 def few_are_quick(case: Any) -> Any:
-    """Marks a case of all rows of which `make test` runs one row of each family."""
-    case.once_a_family = True
+    """Marks a case of all rows of which `make test` runs one row of each base class."""
+    case.few_are_quick = True
     return case
 
 
@@ -65,7 +70,7 @@ def quick_rows(case: Any, rows: Iterable[Any]) -> list[Any]:
     collected = rows_of(case, rows)
     if getattr(case, "on_all_rows", False):
         return collected
-    return _first_of_each(_family if getattr(case, "once_a_family", False) else _class, collected)
+    return _first_of_each(_base if getattr(case, "few_are_quick", False) else _family, collected)
 
 
 def marked(case: Any, rows: Iterable[Any]) -> list[Any]:
@@ -80,13 +85,21 @@ def _class(row: Any) -> Any:
 
 
 def _family(row: Any) -> Any:
+    if not hasattr(row, "estimator"):
+        return row.name
     return _class(row).__module__.rpartition(".")[0], row.has("classifier")
 
 
+def _base(row: Any) -> Any:
+    bases = (base for base in BASES if isinstance(row.estimator, base))
+    return next(bases, row.has("classifier"))
+
+
 def _first_of_each(kind: Callable[[Any], Any], rows: list[Any]) -> list[Any]:
-    """The row of each kind that stands for its class, or else the first one."""
+    """The row of each kind that stands for its base, or for its class, or else the first one."""
     chosen: dict[Any, Any] = {}
-    for row in sorted(rows, key=lambda row: not getattr(row, "stands_for_its_class", False)):
+    stands = ("stands_for_its_base", "stands_for_its_class")
+    for row in sorted(rows, key=lambda row: [not getattr(row, name, False) for name in stands]):
         chosen.setdefault(kind(row), row)
     return list(chosen.values())
 

@@ -9,7 +9,7 @@ from copy import copy
 
 import numpy as np
 import pytest
-from contracts.cases import Contract, few_are_quick, needs, on_all_rows, once_a_family
+from contracts.cases import Contract, few_are_quick, needs, on_all_rows, once_a_base
 from contracts.estimator_contract import Row, assert_sane, table
 from inside import HAS_CALLBACKS, clock
 from numpy.testing import assert_array_equal
@@ -199,7 +199,7 @@ class FitContract(Contract):
         assert len(warned) == 1 and "max_seconds" in warned[0]
         assert_sane(row, model, X_new)
 
-    @once_a_family
+    @once_a_base
     def test_time_ends_it_between_any_two_steps(self, row):
         """The clock stands still until one of its readings, from which on the time is spent."""
         still = Jump(None)

@@ -4,8 +4,8 @@ from contracts.cases import (
     Contract,
     needs,
     on_all_rows,
+    once_a_base,
     once_a_class,
-    once_a_family,
     quick_rows,
     rows_of,
 )
@@ -32,8 +32,8 @@ class Suite(Contract):
     @once_a_class
     def test_classes(self, row): ...
 
-    @once_a_family
-    def test_families(self, row): ...
+    @once_a_base
+    def test_bases(self, row): ...
 
     @on_all_rows
     def test_essential(self, row): ...
@@ -64,12 +64,14 @@ def test_rows_that_a_quick_run_has():
     assert [row.name for row in quick_rows(Suite.test_essential, table)] == names(
         Suite.test_all, table
     )
-    everyone = ["classes", "experts", "family", "other"]
     for case in (Suite.test_all, Suite.test_classes):
-        assert sorted(row.name for row in quick_rows(case, table)) == everyone
-    assert sorted(names(Suite.test_families, table)) == everyone
-    quick = [row.name for row in quick_rows(Suite.test_families, table)]
-    assert sorted(quick) == ["classes", "experts", "other"]
+        quick = [row.name for row in quick_rows(case, table)]
+        assert sorted(quick) == ["classes", "experts", "other"]
+    assert sorted(names(Suite.test_bases, table)) == ["classes", "experts", "family", "other"]
+    assert sorted(row.name for row in quick_rows(Suite.test_bases, table)) == ["classes", "other"]
+    first = Row("first", PoERegressor(), stands_for_its_base=True)
+    quick = quick_rows(Suite.test_bases, [*table, first])
+    assert sorted(row.name for row in quick) == ["classes", "first"]
 
 
 def test_a_case_without_rows_is_not_collected():

@@ -161,6 +161,7 @@ ROWS = [
         prior=True,
         any_kernel=True,
         stands_for_its_class=True,
+        stands_for_its_base=True,
     ),
     Row(
         "iterative-pathwise",
@@ -335,6 +336,7 @@ ROWS = [
         search={"averaging": [0.1, 0.9]},
         columns="none",
         stands_for_its_class=True,
+        stands_for_its_base=True,
     ),
     # Without a network, which "auto" leaves out.
     Row(
@@ -382,6 +384,7 @@ ROWS = [
         search={"n_inducing": [5, 10]},
         limit={"max_iter": 1},
         stands_for_its_class=True,
+        stands_for_its_base=True,
     ),
     Row(
         "sgpr",
@@ -415,7 +418,11 @@ def run_check(estimator, check):
 
 # One class of each base class and kind of target: one that keeps its table, one that does not, and
 # one of classes.
-OF_BASES = (IterativeGPRegressor, SCGDDKLRegressor, SVGPClassifier)
+OF_BASES = tuple(type(row.estimator) for row in ROWS if row.stands_for_its_base)
+
+
+def test_one_row_stands_for_each_base():
+    assert OF_BASES == (IterativeGPRegressor, SCGDDKLRegressor, SVGPClassifier)
 
 
 @parametrize_with_checks([model for model in REPRESENTATIVES if isinstance(model, OF_BASES)])

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from contracts.cases import marked, once_a_family
+from contracts.cases import marked, once_a_base
 from contracts.estimator_contract import table
 from contracts.test_contract import ROWS
 from numpy.testing import assert_allclose
@@ -29,7 +29,7 @@ PAGE = Path(__file__).parents[2] / "doc" / "how_to" / "gpu.rst"
 METHODS = [row for row in ROWS if row.stands_for_its_class]
 
 
-@once_a_family
+@once_a_base
 def case(row): ...
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from contracts.cases import marked, once_a_family
+from contracts.cases import marked, once_a_base
 from contracts.estimator_contract import table
 from contracts.test_contract import ROWS
 from contracts.test_simulated_gpu import METHODS, method
@@ -109,7 +109,7 @@ def test_every_class_is_allowed_or_refused():
     }  # fmt: skip
 
 
-@once_a_family
+@once_a_base
 def case(row): ...
 
 
