@@ -15,7 +15,8 @@
 #   WORKERS      test processes; each uses THREADS threads
 #   CASES, SEED  how many cases "make fuzz" draws, and from which seed
 #   FAULTS       how many faults of each kind "make faults" injects into each estimator's refit
-#   MUTANTS      families of mutants for "make mutants"; default: all
+#   MUTANTS      families of mutants for "make mutants", or other arguments of tests/mutants/run.py,
+#                such as "--all-killers FILE"; default: all families
 #   OLDEST       where that environment lives
 #   OLDEST_ARGS  extra arguments of `uv pip install` for it, such as an index of CPU builds of torch
 #                and the lowest of them (the workflow "oldest" has one)

@@ -2,26 +2,21 @@
 
 GRADIENTS = "tests/models/deep/test_batch_gradients.py"
 STEPS = "tests/models/deep/test_dkl.py -k own_batches"
-MINIMAX = "models/deep/_minimax.py"
 WHITE = "tests/models/deep/test_white_noise.py"
-NOISE = "models/deep/_noise.py"
-SCGD = "models/deep/_compositional.py"
-STEPPER = "models/deep/_stepper.py"
-FIRST = "core/_first_layer.py"
 LAYER = "tests/core/test_first_layer.py"
 
 MUTANTS = [
     (
         "B descends",
-        MINIMAX,
-        "q = state.q + step * (_STIFFNESS * (a - F)",
-        "q = state.q - step * (_STIFFNESS * (a - F)",
+        "MinimaxGradient._follow",
+        "state.q + step * (_STIFFNESS * (a - F) - (state.q - state.centre))",
+        "state.q - step * (_STIFFNESS * (a - F) - (state.q - state.centre))",
         GRADIENTS,
         True,
     ),
     (
         "A ascends",
-        MINIMAX,
+        "MinimaxGradient._follow",
         "a = state.a - _PRIMAL_RATE * step * change",
         "a = state.a + _PRIMAL_RATE * step * change",
         GRADIENTS,
@@ -29,15 +24,21 @@ MUTANTS = [
     ),
     (
         "the slope is never updated",
-        MINIMAX,
-        "slope=slope,\n            trace=slope.diagonal().sum(),",
-        "slope=state.slope,\n            trace=state.trace,",
+        "MinimaxGradient._follow",
+        (
+            "replace(state, a=a, q=q, centre=centre, slope=slope, trace=slope.diagonal().sum(), "
+            "pending=(), t=t)"
+        ),
+        (
+            "replace(state, a=a, q=q, centre=centre, slope=state.slope, trace=state.trace, "
+            "pending=(), t=t)"
+        ),
         GRADIENTS,
         True,
     ),
     (
         "one batch for both parts, in the rule",
-        MINIMAX,
+        "MinimaxGradient._follow",
         "(*state.pending, batch.other)",
         "(*state.pending, batch.phi.detach())",
         GRADIENTS,
@@ -45,73 +46,73 @@ MUTANTS = [
     ),
     (
         "one batch for both parts, in the step",
-        STEPPER,
+        "WeightSpaceStepper._next_batch",
         "others, other_root = self._weighted(next(self._others))",
         "others, other_root = index, root",
         STEPS,
         True,
     ),
-    ("too fast a multiplier", MINIMAX, "WINDOW = 400", "WINDOW = 10", GRADIENTS),
-    ("no ball for B", MINIMAX, "q = self._within(q, a, t)\n", "q = q\n", GRADIENTS),
+    ("too fast a multiplier", "WINDOW", "WINDOW = 400", "WINDOW = 10", GRADIENTS),
+    ("no ball for B", "MinimaxGradient._follow", "q = self._within(q, a, t)", "q = q", GRADIENTS),
     (
         "F lacks n / b",
-        MINIMAX,
+        "MinimaxGradient._follow",
         "F = rows.T @ rows * (batch.n / len(rows)) + floor",
         "F = rows.T @ rows + floor",
         GRADIENTS,
     ),
     (
         "an average that forgets nothing",
-        SCGD,
+        "CompositionalGradient._follow",
         "kept = (1 - rate) ** len(pending)",
         "kept = 1.0",
         GRADIENTS,
     ),
     (
         "the average's noise is left out",
-        SCGD,
+        "_inverse",
         "F.diagonal().add_(noise)",
         "F.diagonal().add_(0 * noise)",
         GRADIENTS,
     ),
     (
         "the trace of the inverse is not the slope's",
-        "models/deep/_objective.py",
+        "log_det_direction",
         "torch.exp(log_noise) * trace / n",
         "torch.exp(log_noise) * trace",
         GRADIENTS,
     ),
     (
         "a constant that multiplies fixed noise does not see it",
-        STEPPER,
+        "WeightSpaceStepper._next_batch",
         "log_noise = self.features.white.log(self.tensors[self.features.theta_at]).to(phi)",
         "log_noise = self.log_noise",
         f"{WHITE} -k follows_from",
     ),
     (
         "fixed noise is counted twice",
-        NOISE,
+        "WhiteNoise.moved",
         "(noise - fixed) / now",
         "noise / now",
         f"{WHITE} -k posterior_is",
     ),
     (
         "first weights follow length scales instead of their inverses",
-        FIRST,
+        "_of_process",
         "squares = 1 / np.square(kernel.k1.k2.length_scale)",
         "squares = np.square(kernel.k1.k2.length_scale)",
         LAYER,
     ),
     (
         "rows of the first layer depend on the seed",
-        FIRST,
+        "first_layer_rows",
         "generator = torch.Generator().manual_seed(0)",
         "generator = run.generator",
         LAYER,
     ),
     (
         "counts of merged rows do not reach the process of the first layer",
-        "models/deep/_source.py",
+        "exact_problem",
         "repeats = None if k is None else Repeats(k.to(X), torch.zeros_like(noise))",
         "repeats = None",
         "tests/models/deep/test_dkl.py -k counts_merged",

@@ -4,13 +4,19 @@
     python tests/mutants/run.py sampled                # one family: tests/mutants/sampled.py
     python tests/mutants/run.py sampled -k "one draw"  # words of the name, the file or the tests
     python tests/mutants/run.py --quick                # with those tests alone that make test runs
+    python tests/mutants/run.py --all-killers FILE     # every test that fails, not the first one
 
 A family is a file beside this one with a list ``MUTANTS`` of tuples, the fields of `Mutant`. Each
-replaces one text, which occurs once in its file, by another, and names the tests that are to fail
-for it. The tests must pass on the package as it is, which is checked first. Those that `make test`
-runs come first, and the slow ones only where none of them fails. Prints one line a mutant, which
-says which of the two killed it, and ends with an error where more than a tenth survive, or one that
-is marked as required.
+replaces a piece of one definition, and names the tests that are to fail for it. Where a definition
+or the piece of it is gone, nothing runs. The tests must pass on the package as it is, which is
+checked first. Those that `make test` runs come first, and the slow ones only where none of them
+fails. Prints one line a mutant, which says which of the two killed it, and ends with an error where
+more than a tenth survive, or one that is marked as required.
+
+With ``--all-killers``, all tests that a mutant names run to their end, and a line of the file has
+its family, its name, whether it was killed, the tests that failed, and which of them are slow. An
+interrupted run goes on where it ended. The slow tests that alone kill some mutant are printed: the
+others may run more rarely.
 """
 
 from __future__ import annotations
@@ -30,6 +36,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from queue import Queue
 from typing import NamedTuple
@@ -37,6 +44,10 @@ from typing import NamedTuple
 import pytest
 
 HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE))
+
+from _syntax import Package  # noqa: E402
+
 ROOT = HERE.parents[1]
 # Share of all mutants that may survive.
 ALLOWED = 0.1
@@ -51,10 +62,15 @@ class Mutant(NamedTuple):
     ----------
     name : str
         What is wrong, in words.
-    file : str
-        Where, below ``skscalablegp/``.
+    target : str
+        A qualified name of the package, wherever it is: ``function``, ``Class.method`` or
+        ``NAME``. Where several modules define it and `old` is in more than one of them, the end of
+        the module's name comes first: ``_nngp.fit``.
     old, new : str
-        The text, which occurs once, and what takes its place.
+        An expression or statements that occur once in the definition, and what takes their place.
+        They are compared as syntax: spaces, line breaks and comments do not matter. ``...`` for
+        the body of a statement stands for whatever it is: ``if done: ...`` may become
+        ``if True: ...``.
     tests : str
         Arguments of pytest, from the root of the repository.
     required : bool
@@ -62,31 +78,48 @@ class Mutant(NamedTuple):
     """
 
     name: str
-    file: str
+    target: str
     old: str
     new: str
     tests: str
     required: bool = False
 
-    def mutated(self) -> str:
-        """The file with the mistake.
+    def mutated(self, package: Package) -> tuple[str, str]:
+        """The file to change, below ``skscalablegp/``, and its code with the mistake.
 
         Raises
         ------
         ValueError
-            If the text does not occur exactly once.
+            If the definition is gone, or the code does not occur exactly once in it.
         """
-        text = (ROOT / "skscalablegp" / self.file).read_text(encoding="utf-8")
-        if text.count(self.old) != 1:
-            raise ValueError(f"{self.name}: {self.old!r} occurs {text.count(self.old)} times")
-        return text.replace(self.old, self.new)
+        try:
+            return package.changed(self.target, self.old, self.new)
+        except (LookupError, SyntaxError) as error:
+            raise ValueError(f"{self.name}: {error}") from None
+
+
+class Item(NamedTuple):
+    """A mutant of a family, and the file of the package that has its mistake."""
+
+    family: str
+    mutant: Mutant
+    file: str
+    code: str
+
+
+class End(NamedTuple):
+    """How pytest ended, the tests that failed, and those of them that are slow."""
+
+    code: int
+    failed: list[str]
+    slow: list[str]
 
 
 def families() -> dict[str, list[Mutant]]:
     """The lists of all files beside this one."""
     found = {}
     for path in sorted(HERE.glob("*.py")):
-        if path.stem != "run" and not path.stem.startswith("test_"):
+        if path.stem != "run" and not path.stem.startswith(("_", "test_")):
             spec = importlib.util.spec_from_file_location(f"mutants_of_{path.stem}", path)
             module = importlib.util.module_from_spec(spec)
             spec.loader.exec_module(module)
@@ -94,24 +127,56 @@ def families() -> dict[str, list[Mutant]]:
     return found
 
 
+def items_of(chosen: list[str]) -> list[Item]:
+    """All mutants of families.
+
+    Raises
+    ------
+    SystemExit
+        If what some of them change is gone; it has their names.
+    """
+    package, known, found, gone = Package(ROOT / "skscalablegp"), families(), [], []
+    for family in chosen or known:
+        for mutant in known[family]:
+            try:
+                found.append(Item(family, mutant, *mutant.mutated(package)))
+            except ValueError as error:
+                gone.append(f"{family}: {error}")
+    if gone:
+        raise SystemExit("\n".join(["Mutants that change nothing:", *gone]))
+    return found
+
+
 # Runs pytest for each list of arguments; fewer processes import torch and the package this way.
 RUNS = """
 import json, sys
 import pytest
+
+def say(*words):
+    print(*words, file=sys.stderr, flush=True)
+
+class Tests:
+    def pytest_runtest_logstart(self, nodeid):
+        say("begins", nodeid)
+
+    def pytest_runtest_logreport(self, report):
+        if report.failed:
+            say("fails-slow" if "slow" in report.keywords else "fails", report.nodeid)
+
 for arguments in json.loads(sys.argv[1]):
-    print(int(pytest.main(arguments)), file=sys.stderr, flush=True)
+    say("ends", int(pytest.main(arguments, plugins=[Tests()])))
 """
 
 
-def pytest_codes(package_root: Path, tests: list[str], seconds: float, marked: str) -> list[int]:
-    """How pytest ends for tests with a mark and a package elsewhere; 1 where time runs out.
+def ends(package_root: Path, tests: list[str], seconds: float, options: list[str]) -> list[End]:
+    """How pytest ends for tests and a package elsewhere.
 
     `seconds` is processor time. A limit of the clock would count what a busy machine does not
-    finish as noticed.
+    finish as noticed. The test that runs where time runs out has failed.
     """
     env = os.environ | {"PYTHONPATH": str(package_root)}
-    options = ["-q", "-x", "-p", "no:cacheprovider", "-m", marked]
-    arguments = json.dumps([[*options, *shlex.split(each)] for each in tests])
+    common = ["-q", "-p", "no:cacheprovider", *options]
+    arguments = json.dumps([[*common, *shlex.split(each)] for each in tests])
     # -P: the checkout's own package must not come first.
     call = shlex.join([sys.executable, "-P", "-c", RUNS, arguments])
     done = subprocess.run(
@@ -121,14 +186,25 @@ def pytest_codes(package_root: Path, tests: list[str], seconds: float, marked: s
         capture_output=True,
         text=True,
     )
-    codes = [int(line) for line in done.stderr.splitlines() if line.isdigit()]
-    if done.returncode in (-signal.SIGXCPU, -signal.SIGKILL):
-        return [*codes, *[1] * (len(tests) - len(codes))]
-    right = 0, 1, pytest.ExitCode.NO_TESTS_COLLECTED
-    if len(codes) < len(tests) or not set(codes) <= set(right):
+    found, last = [], End(1, [], [])
+    running = ""
+    for word, _, rest in (line.partition(" ") for line in done.stderr.splitlines()):
+        if word == "begins":
+            running = rest
+        elif word in ("fails", "fails-slow"):
+            last.failed.append(rest)
+            last.slow.extend([rest] * (word == "fails-slow"))
+        elif word == "ends" and rest.isdigit():
+            found.append(last._replace(code=int(rest)))
+            last, running = End(1, [], []), ""
+    if done.returncode in (-signal.SIGXCPU, -signal.SIGKILL) and len(found) < len(tests):
+        last.failed.extend([running] if running else [])
+        return [*found, last, *[End(1, [], [])] * (len(tests) - len(found) - 1)]
+    codes = [each.code for each in found]
+    if len(codes) < len(tests) or not set(codes) <= {0, 1, pytest.ExitCode.NO_TESTS_COLLECTED}:
         print(done.stdout[-2000:], done.stderr[-2000:])
         raise SystemExit(f"pytest {'; '.join(tests)} ended with {codes}.")
-    return codes
+    return found
 
 
 @contextmanager
@@ -143,75 +219,115 @@ def copies_of_the_package(number: int) -> Iterator[Queue[Path]]:
             shutil.rmtree(f"{sys.pycache_prefix}{folder}", ignore_errors=True)
 
 
-def survivors(
-    items: list[tuple[str, Mutant]], copies: Queue[Path], seconds: float, name: str, marked: str
-) -> list[tuple[str, Mutant]]:
-    """The mutants that no test with a mark notices, of a family and itself each.
+def pass_as_it_is(
+    items: list[Item], copies: Queue[Path], seconds: float, options: list[str]
+) -> None:
+    """Run the tests of mutants without a mistake.
 
     Raises
     ------
     SystemExit
-        If a test fails on the package as it is.
+        If one of them fails.
     """
-
-    def fails(item: tuple[str, Mutant]) -> bool:
-        family, mutant = item
-        copy, started = copies.get(), time.perf_counter()
-        path = copy / "skscalablegp" / mutant.file
-        right = path.read_text(encoding="utf-8")
-        path.write_text(mutant.mutated(), encoding="utf-8")
-        try:
-            killed = pytest_codes(copy, [mutant.tests], seconds, marked) == [1]
-        finally:
-            path.write_text(right, encoding="utf-8")
-            copies.put(copy)
-        if killed:
-            took = time.perf_counter() - started
-            print(f"killed by {name:15s} {took:5.0f} s  {family}: {mutant.name}", flush=True)
-        return killed
-
-    copy, every = copies.get(), sorted({mutant.tests for _, mutant in items})
-    codes = pytest_codes(copy, every, seconds * len(every), marked)
+    copy, every = copies.get(), sorted({item.mutant.tests for item in items})
+    found = ends(copy, every, seconds * len(every), options)
     copies.put(copy)
-    wrong = [tests for tests, code in zip(every, codes, strict=True) if code == 1]
+    wrong = [tests for tests, end in zip(every, found, strict=True) if end.code == 1]
     if wrong:
         raise SystemExit(f"Tests that fail on the package as it is: {'; '.join(wrong)}")
+
+
+def outcome(item: Item, copies: Queue[Path], seconds: float, options: list[str]) -> End:
+    """How the tests of one mutant end."""
+    copy = copies.get()
+    path = copy / "skscalablegp" / item.file
+    right = path.read_text(encoding="utf-8")
+    path.write_text(item.code, encoding="utf-8")
+    try:
+        return ends(copy, [item.mutant.tests], seconds, options)[0]
+    finally:
+        path.write_text(right, encoding="utf-8")
+        copies.put(copy)
+
+
+def survivors(
+    items: list[Item], copies: Queue[Path], seconds: float, name: str, marked: str
+) -> list[Item]:
+    """The mutants that no test with a mark notices."""
+    options = ["-x", "-m", marked]
+
+    def fails(item: Item) -> bool:
+        started = time.perf_counter()
+        killed = outcome(item, copies, seconds, options).code == 1
+        if killed:
+            took = time.perf_counter() - started
+            print(
+                f"killed by {name:15s} {took:5.0f} s  {item.family}: {item.mutant.name}",
+                flush=True,
+            )
+        return killed
+
+    pass_as_it_is(items, copies, seconds, options)
     with ThreadPoolExecutor(copies.qsize()) as pool:
         killed = list(pool.map(fails, items))
     return [item for item, dead in zip(items, killed, strict=True) if not dead]
+
+
+def record_killers(
+    items: list[Item], copies: Queue[Path], seconds: float, options: list[str], file: Path
+) -> list[Item]:
+    """Write which tests kill each mutant that a file lacks; gives the mutants that survive."""
+    lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
+    known = {(line["family"], line["mutant"]): line for line in map(json.loads, lines)}
+    left = [item for item in items if (item.family, item.mutant.name) not in known]
+    if left:
+        pass_as_it_is(left, copies, seconds, ["-x", *options])
+    call = partial(outcome, copies=copies, seconds=seconds, options=options)
+    with ThreadPoolExecutor(copies.qsize()) as pool, file.open("a", encoding="utf-8") as lines:
+        for item, end in zip(left, pool.map(call, left), strict=True):
+            line = {"family": item.family, "mutant": item.mutant.name, "killed": end.code == 1}
+            line |= {"killers": end.failed, "slow": end.slow}
+            known[item.family, item.mutant.name] = line
+            print(json.dumps(line), file=lines, flush=True)
+    alone = [line["slow"] for line in known.values() if len(line["killers"]) == 1]
+    only = sorted({name for names in alone for name in names})
+    print("\n".join(["Slow tests that alone kill a mutant:", *only]))
+    return [item for item in items if not known[item.family, item.mutant.name]["killed"]]
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    known = families()
-    parser.add_argument("family", nargs="*", help=f"default: all of {', '.join(known)}")
-    parser.add_argument(
-        "-k", default="", help="only mutants with these words in name, file or tests"
-    )
+    parser.add_argument("family", nargs="*", help=f"default: all of {', '.join(families())}")
+    parser.add_argument("-k", default="", help="only mutants with these words, or of this file")
     parser.add_argument("--workers", type=int, default=1, help="mutants at a time")
     parser.add_argument("--quick", action="store_true", help="leave out tests marked slow")
+    parser.add_argument("--all-killers", type=Path, metavar="FILE", help="JSON lines; see above")
     parser.add_argument(
         "--seconds", type=float, default=600, help="processor time that one mutant's tests may take"
     )
     args = parser.parse_args()
     alive = [
-        (family, mutant)
-        for family in args.family or known
-        for mutant in known[family]
-        if args.k in f"{mutant.name} {mutant.file} {mutant.tests}"
+        item
+        for item in items_of(args.family)
+        if args.k in f"{item.mutant.name} {item.mutant.target} {item.file} {item.mutant.tests}"
     ]
     count, killed = len(alive), {}
     with copies_of_the_package(args.workers) as copies:
-        for name, marked in list(MARKS.items())[: 1 if args.quick else None]:
-            left = survivors(alive, copies, args.seconds, name, marked)
-            killed[name], alive = len(alive) - len(left), left
-    for family, mutant in alive:
-        print(f"SURVIVES  {family}: {mutant.name}")
+        if args.all_killers:
+            options = ["-m", MARKS["make test"]] if args.quick else []
+            left = record_killers(alive, copies, args.seconds, options, args.all_killers)
+            killed["all tests"], alive = count - len(left), left
+        else:
+            for name, marked in list(MARKS.items())[: 1 if args.quick else None]:
+                left = survivors(alive, copies, args.seconds, name, marked)
+                killed[name], alive = len(alive) - len(left), left
+    for item in alive:
+        print(f"SURVIVES  {item.family}: {item.mutant.name}")
     by = ", ".join(f"{number} by {name}" for name, number in killed.items())
     print(f"{count} mutants, killed: {by}; {len(alive)} survive")
-    needed = [mutant.name for _, mutant in alive if mutant.required]
+    needed = [item.mutant.name for item in alive if item.mutant.required]
     if needed:
         print("Required to be killed: " + "; ".join(needed))
     return int(bool(needed) or len(alive) > ALLOWED * count)
