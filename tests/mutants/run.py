@@ -15,8 +15,9 @@ more than a tenth survive, or one that is marked as required.
 
 With ``--all-killers``, all tests that a mutant names run to their end, and a line of the file has
 its family, its name, whether it was killed, the tests that failed, and which of them are slow. An
-interrupted run goes on where it ended. The slow tests that alone kill some mutant are printed: the
-others may run more rarely.
+interrupted run goes on where it ended. It prints the slow tests that kill, together, what no quick
+test kills: the others may run more rarely. ``--since FILE`` compares with an earlier file, and ends
+with an error where a mutant was killed and is not any more, or is not in the lists.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -106,6 +108,10 @@ class Item(NamedTuple):
     file: str
     code: str
 
+    @property
+    def key(self) -> tuple[str, str]:
+        return self.family, self.mutant.name
+
 
 class End(NamedTuple):
     """How pytest ended, the tests that failed, and those of them that are slow."""
@@ -156,12 +162,12 @@ def say(*words):
     print(*words, file=sys.stderr, flush=True)
 
 class Tests:
-    def pytest_runtest_logstart(self, nodeid):
-        say("begins", nodeid)
+    def pytest_runtest_protocol(self, item):
+        say("slow" if item.get_closest_marker("slow") else "quick", item.nodeid)
 
     def pytest_runtest_logreport(self, report):
         if report.failed:
-            say("fails-slow" if "slow" in report.keywords else "fails", report.nodeid)
+            say("fails", report.nodeid)
 
 for arguments in json.loads(sys.argv[1]):
     say("ends", int(pytest.main(arguments, plugins=[Tests()])))
@@ -186,24 +192,25 @@ def ends(package_root: Path, tests: list[str], seconds: float, options: list[str
         capture_output=True,
         text=True,
     )
-    found, last = [], End(1, [], [])
-    running = ""
+    found, last, running, slow = [], End(1, [], []), [], set()
     for word, _, rest in (line.partition(" ") for line in done.stderr.splitlines()):
-        if word == "begins":
-            running = rest
-        elif word in ("fails", "fails-slow"):
+        if word in ("quick", "slow"):
+            running = [rest]
+            slow |= {rest} if word == "slow" else set()
+        elif word == "fails":
             last.failed.append(rest)
-            last.slow.extend([rest] * (word == "fails-slow"))
         elif word == "ends" and rest.isdigit():
             found.append(last._replace(code=int(rest)))
-            last, running = End(1, [], []), ""
+            last, running = End(1, [], []), []
     if done.returncode in (-signal.SIGXCPU, -signal.SIGKILL) and len(found) < len(tests):
-        last.failed.extend([running] if running else [])
-        return [*found, last, *[End(1, [], [])] * (len(tests) - len(found) - 1)]
+        last.failed.extend(running)
+        found += [last, *[End(1, [], [])] * (len(tests) - len(found) - 1)]
     codes = [each.code for each in found]
     if len(codes) < len(tests) or not set(codes) <= {0, 1, pytest.ExitCode.NO_TESTS_COLLECTED}:
         print(done.stdout[-2000:], done.stderr[-2000:])
         raise SystemExit(f"pytest {'; '.join(tests)} ended with {codes}.")
+    for each in found:
+        each.slow.extend(name for name in each.failed if name in slow)
     return found
 
 
@@ -273,13 +280,28 @@ def survivors(
     return [item for item, dead in zip(items, killed, strict=True) if not dead]
 
 
+def recorded(file: Path) -> dict[tuple[str, str], dict]:
+    """The lines of a file by family and name."""
+    lines = map(json.loads, file.read_text(encoding="utf-8").splitlines())
+    return {(line["family"], line["mutant"]): line for line in lines}
+
+
+def needed_slow(known: dict[tuple[str, str], dict]) -> list[str]:
+    """Slow tests of which each mutant that no quick test kills has one, greedily."""
+    left = [line["slow"] for line in known.values() if line["slow"] == line["killers"] != []]
+    found = []
+    while left:
+        found += [Counter(name for names in left for name in names).most_common(1)[0][0]]
+        left = [names for names in left if found[-1] not in names]
+    return sorted(found)
+
+
 def record_killers(
     items: list[Item], copies: Queue[Path], seconds: float, options: list[str], file: Path
 ) -> list[Item]:
     """Write which tests kill each mutant that a file lacks; gives the mutants that survive."""
-    lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
-    known = {(line["family"], line["mutant"]): line for line in map(json.loads, lines)}
-    left = [item for item in items if (item.family, item.mutant.name) not in known]
+    known = recorded(file) if file.exists() else {}
+    left = [item for item in items if item.key not in known]
     if left:
         pass_as_it_is(left, copies, seconds, ["-x", *options])
     call = partial(outcome, copies=copies, seconds=seconds, options=options)
@@ -287,12 +309,10 @@ def record_killers(
         for item, end in zip(left, pool.map(call, left), strict=True):
             line = {"family": item.family, "mutant": item.mutant.name, "killed": end.code == 1}
             line |= {"killers": end.failed, "slow": end.slow}
-            known[item.family, item.mutant.name] = line
+            known[item.key] = line
             print(json.dumps(line), file=lines, flush=True)
-    alone = [line["slow"] for line in known.values() if len(line["killers"]) == 1]
-    only = sorted({name for names in alone for name in names})
-    print("\n".join(["Slow tests that alone kill a mutant:", *only]))
-    return [item for item in items if not known[item.family, item.mutant.name]["killed"]]
+    print("\n".join(["Slow tests that kill what no quick test kills:", *needed_slow(known)]))
+    return [item for item in items if not known[item.key]["killed"]]
 
 
 def main() -> int:
@@ -304,13 +324,15 @@ def main() -> int:
     parser.add_argument("--workers", type=int, default=1, help="mutants at a time")
     parser.add_argument("--quick", action="store_true", help="leave out tests marked slow")
     parser.add_argument("--all-killers", type=Path, metavar="FILE", help="JSON lines; see above")
+    parser.add_argument("--since", type=Path, metavar="FILE", help="lines of an earlier run")
     parser.add_argument(
         "--seconds", type=float, default=600, help="processor time that one mutant's tests may take"
     )
     args = parser.parse_args()
+    items = items_of(args.family)
     alive = [
         item
-        for item in items_of(args.family)
+        for item in items
         if args.k in f"{item.mutant.name} {item.mutant.target} {item.file} {item.mutant.tests}"
     ]
     count, killed = len(alive), {}
@@ -330,7 +352,16 @@ def main() -> int:
     needed = [item.mutant.name for item in alive if item.mutant.required]
     if needed:
         print("Required to be killed: " + "; ".join(needed))
-    return int(bool(needed) or len(alive) > ALLOWED * count)
+    before = recorded(args.since) if args.since else {}
+    gone = before.keys() - {item.key for item in items}
+    lost = [
+        key
+        for key in sorted(gone | {item.key for item in alive})
+        if before.get(key, {}).get("killed") and (not args.family or key[0] in args.family)
+    ]
+    for family, name in lost:
+        print(f"KILLED BEFORE  {family}: {name}")
+    return int(bool(needed or lost) or len(alive) > ALLOWED * count)
 
 
 if __name__ == "__main__":

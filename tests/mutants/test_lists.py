@@ -157,17 +157,31 @@ def test_a_run_records_all_killers_and_goes_on_where_it_ended(monkeypatch, tmp_p
         ("one", "-x", "x"),
     ]
     lines = [(name, "moved", old, new, "tests/test_it.py") for name, old, new in changes]
-    file = tmp_path / "killers"
-    # One is known from an earlier run.
-    before = {"family": "some", "mutant": "none", "killed": False, "killers": [], "slow": []}
-    file.write_text(json.dumps(before) + "\n")
-    monkeypatch.setattr(run, "families", lambda: {"some": [run.Mutant(*line) for line in lines]})
-    monkeypatch.setattr("sys.argv", ["run.py", "--all-killers", str(file)])
-    assert run.main() == 1  # A third survives.
-    first, positive, negative = map(json.loads, file.read_text().splitlines())
+    files = [tmp_path / "earlier", tmp_path / "killers"]
     at = "tests/test_it.py::test_"
-    assert first == before
-    assert positive["killers"] == [f"{at}positive", f"{at}large"] and not positive["slow"]
-    assert negative["killers"] == negative["slow"] == [f"{at}negative"] and negative["killed"]
+    first = {"family": "some", "mutant": "none", "killed": False, "killers": [], "slow": []}
+    killed = first | {"killed": True, "killers": [f"{at}slow"], "slow": [f"{at}slow"]}
+    files[0].write_text("\n".join(map(json.dumps, [killed, killed | {"mutant": "gone"}])) + "\n")
+    # The run was interrupted after its first mutant.
+    files[1].write_text(json.dumps(first) + "\n")
+    monkeypatch.setattr(run, "families", lambda: {"some": [run.Mutant(*line) for line in lines]})
+    arguments = ["run.py", "--all-killers", str(files[1]), "--since", str(files[0])]
+    monkeypatch.setattr("sys.argv", arguments)
+    assert run.main() == 1
+    before, two, one = map(json.loads, files[1].read_text().splitlines())
+    assert before == first
+    assert two["killers"] == [f"{at}positive", f"{at}large"] and not two["slow"]
+    assert one["killers"] == one["slow"] == [f"{at}negative"] and one["killed"]
     told = capsys.readouterr().out
-    assert f"alone kill a mutant:\n{at}negative\nSURVIVES  some: none\n" in told
+    assert f"no quick test kills:\n{at}negative\nSURVIVES  some: none\n" in told
+    assert "KILLED BEFORE  some: gone\nKILLED BEFORE  some: none\n" in told
+
+
+def test_slow_tests_that_suffice():
+    killers = {"a": "st", "b": "tu", "c": "uv", "d": "sq", "e": "", "f": "s"}
+    lines = {
+        ("some", name): {"killers": [*found], "slow": [each for each in found if each != "q"]}
+        for name, found in killers.items()
+    }
+    # Only s kills f, and u kills what is left; q is quick and kills d.
+    assert run.needed_slow(lines) == ["s", "u"]
