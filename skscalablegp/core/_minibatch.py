@@ -242,24 +242,7 @@ class GPClassifierBase(ClassifierMixin, GPModel):
         return self._by_blocks(X, self._probabilities)
 
     def predict_log_proba(self, X) -> np.ndarray:
-        """Predict the logarithms of class probabilities.
-
-        Parameters
-        ----------
-        X : array-like of shape (m, d)
-            Rows to predict.
-
-        Returns
-        -------
-        log_probabilities : ndarray of shape (m, c)
-            Logarithms of `predict_proba`; a probability that rounds to zero counts as the smallest
-            positive number.
-
-        Raises
-        ------
-        NotFittedError
-            Before `fit`.
-        """
+        """Return the logarithms of `predict_proba`; zero counts as the smallest positive number."""
         return np.log(np.maximum(self.predict_proba(X), np.finfo(np.float64).tiny))
 
     def log_predictive_density(self, X, y) -> np.ndarray:
