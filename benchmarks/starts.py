@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Whether default fits find the signal of sixty drawn problems; one line of JSON a fit.
+"""Whether default fits find the signal of sixty-two drawn problems; one line of JSON a fit.
 
     python benchmarks/starts.py --list
     python benchmarks/starts.py --references --part all            # once: they are kept
@@ -11,7 +11,7 @@
 
 `starts_problems.py` draws the problems, and `starts_reference.py` fits the reference of each. Only
 the half that may choose defaults runs unless --part asks for the kept half, which is for a final
-judgement. Beside the sixty, six problems have two classes.
+judgement. Beside them, six problems have two classes.
 
 Every estimator of the package has its default settings, random_state=0 and max_seconds. Every fit
 is a process of its own with one thread; what has not ended and predicted after --cut-seconds leaves

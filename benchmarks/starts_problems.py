@@ -1,4 +1,4 @@
-"""Sixty drawn regression problems, and six of classes, for benchmarks/starts.py.
+"""Sixty-two drawn regression problems, and six of classes, for benchmarks/starts.py.
 
     from starts_problems import PROBLEMS, problem
     X, y, X_test, y_test = problem("sine40")
@@ -25,6 +25,7 @@ onehot    one-hot blocks that do not matter, and blocks that do
 heavy     columns with one far entry, with log-normal and with Cauchy tails
 units     columns in units from 1e-9 to 1e9
 far       a few training targets far away; the test targets are clean
+series    a cycle and half its second harmonic, many times over the range of one column
 
 Half of the problems are kept for a final judgement: of each kind the second, the fourth and so on.
 The others, to which all problems named in issues belong, may choose defaults.
@@ -144,6 +145,8 @@ _LISTED = [
     _of("units", 1500, 20, 2, 0.1, columns="units"),
     _of("far", 2100, 10, 5, 1 / FRIEDMAN, columns="far", name="friedman-far"),
     _of("far", 1200, 10, 3, 0.2, columns="far"),
+    _of("series", 2800, 1, 1, 0.17, columns="uniform", length=(60,)),
+    _of("series", 4000, 3, 1, 0.17, columns="uniform", length=(60,)),
 ]
 
 
@@ -323,6 +326,13 @@ def _periodic(U, rng, p):
     return f, np.full(U.shape[1], period / 3)
 
 
+def _series(U, rng, p):
+    """So many cycles over the range of a column, with the second harmonic."""
+    period = 2 * math.sqrt(3) / p.length[0]
+    phase = 2 * math.pi * U[:, 0] / period
+    return np.sin(phase) + 0.5 * np.sin(2 * phase), np.array([period / 5])
+
+
 def _drawn(U, rng, p):
     """A draw from a process with a Matern-5/2 kernel, by 2,000 random features."""
     heavy = np.sqrt(rng.chisquare(5, 2000) / 5)
@@ -350,6 +360,7 @@ _FUNCTIONS = {
     "xor": _xor,
     "steps": _steps,
     "periodic": _periodic,
+    "series": _series,
     "drawn": _drawn,
     "null": _null,
     "columns": partial(_smooth, length=2.0),

@@ -9,6 +9,7 @@ from sklearn.gaussian_process.kernels import ConstantKernel, Matern, WhiteKernel
 from skscalablegp import (
     IterativeGPRegressor,
     KISSGPRegressor,
+    NNGPRegressor,
     QSGPRegressor,
     SGPRRegressor,
 )
@@ -88,6 +89,20 @@ def test_a_grid_has_points_for_the_column():
     model, said = fitted(KISSGPRegressor(max_iter=1, random_state=0), X, y)
     (axis,), *_ = model.grid_.components
     assert axis.step < 1 / 100 / 4
+
+
+def test_a_subset_holds_neighbours():
+    X, y, _ = series(2100, 70)
+    model = NNGPRegressor(
+        objective="subset",
+        subset_size=150,
+        n_neighbors=10,
+        calibrate=False,
+        max_iter=3,
+        random_state=0,
+    )
+    model, said = fitted(model, X, y)
+    assert not said and model.kernel_.k1.k2.length_scale < 0.5 / 70
 
 
 def test_what_is_missed_is_said():

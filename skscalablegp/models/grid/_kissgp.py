@@ -470,8 +470,13 @@ class KISSGPRegressor(GPRegressorBase):
         try:
             on_grid, rank = self._with_rank(moved, on_grid.grid)
             run.reports(start=start.describe())
-        except MemoryError:
-            pass  # Short length scales take a large rank: training begins at the given ones.
+        except MemoryError:  # Short length scales take a large rank.
+            run.advise_other_model(
+                "the grid cannot follow the length scales that suit some rows best "
+                f"({moved.kernel}): the rank of its covariance would be too large. Training "
+                "began at longer ones. Use IterativeGPRegressor or NNGPRegressor, or "
+                "structure='additive' if the columns' effects add up."
+            )
         return on_grid, rank
 
     def _sums(

@@ -34,7 +34,8 @@ _MOST_POINTS = {1: 400, 2: 100, 3: 36, 4: 8}
 _MOST_AXES = 4
 _LEAST_POINTS = 8
 _ADDITIVE_POINTS = 100
-# On additive grids, the points of all axes together. An axis has no fewer than the second number.
+# On additive grids, the points of all axes together. An axis has no fewer than the second number,
+# nor has one that makes room for a fast column on a product grid.
 _ALL_POINTS, _FEW_POINTS = 4000, 20
 # A fast column has a point for each width of its best windows, up to so many: the cost grows
 # with the third power.
@@ -153,7 +154,7 @@ def plan_grid(
     varying : sequence of int, optional
         The columns that vary; all by default.
     wanted : mapping of int to int, optional
-        Fewest points of some columns, by their numbers, on a grid that is no product of columns.
+        Fewest points of some columns, by their numbers.
 
     Raises
     ------
@@ -169,8 +170,9 @@ def plan_grid(
     product = structure.value == "product"
     if is_auto(params.grid_size):
         usual, least = _points(n, len(columns), product), wanted or {}
-        alone = len(columns) == 1 or not product
-        sizes = [max(usual, least.get(j, 0) if alone else 0) for j in columns]
+        sizes = [max(usual, least.get(j, 0)) for j in columns]
+        if product and len(columns) > 1:
+            sizes = _within(sizes)
     else:
         given = _given_sizes(params.grid_size, d)
         sizes = [given[column] for column in columns]
@@ -192,6 +194,21 @@ def _points(n: int, n_axes: int, product: bool) -> int:
         most = _MOST_POINTS[min(n_axes, _MOST_AXES)]
         size = min(most, math.ceil(1.5 * n ** (1 / n_axes)) + 5)
     return max(_LEAST_POINTS, size)
+
+
+def _within(sizes: list[int]) -> list[int]:
+    """Points along axes of a product grid, where the other axes make room for the longest one.
+
+    There are no more points in all than if no axis asked for more, and the others keep enough for
+    functions that are not quite smooth.
+    """
+    usual, others = min(sizes), len(sizes) - 1
+    points = usual ** len(sizes)
+    longest = min(max(sizes), points // _FEW_POINTS**others)
+    if longest <= usual:
+        return [usual] * len(sizes)
+    shorter = int((points / longest) ** (1 / others))
+    return [shorter if size == usual else longest for size in sizes]
 
 
 def _given_sizes(grid_size: Any, d: int) -> list[int]:

@@ -19,6 +19,7 @@ from ...core import (
     ExactProcess,
     FitRun,
     GPRegressorBase,
+    StartRows,
     failing_softly,
     random_rows,
     train_planned,
@@ -374,6 +375,9 @@ class NNGPRegressor(GPRegressorBase):
         n = len(problem.X)
         self._kind, self._near = self.objective, None
         self._seen = random_rows(n, settings.n_rows, run.generator).numpy()
+        if self._kind == "subset":
+            of_start = StartRows.of(problem)
+            self._seen, run.fast = of_start.chosen(self._seen), of_start.fast
         part, estimator = self._objective_on(problem)
         result = train_planned(part, estimator, settings.training, run)
         if self._kind == "vecchia":

@@ -36,6 +36,25 @@ def test_grids(n, d, varying, params, structure, sizes):
     assert plan.structure.value == structure and plan.grid_size.value == sizes
 
 
+@pytest.mark.parametrize(
+    ("n", "d", "wanted", "structure", "sizes"),
+    [
+        # On a product grid, other columns make room as far as they can.
+        (2500, 2, {1: 320}, "product", [20, 320]),
+        (10_000, 2, {0: 900}, "product", [500, 20]),
+        (10_000, 3, {1: 900}, "product", [20, 116, 20]),
+        (10_000, 4, {1: 900}, "product", [8] * 4),
+        (100, 2, {1: 90}, "product", [20, 20]),
+        (2500, 2, {1: 60}, "product", [80, 80]),
+        (10_000, 1, {0: 900}, "product", [900]),
+        (10_000, 5, {2: 900}, "additive", [100, 100, 900, 100, 100]),
+    ],
+)
+def test_columns_that_ask_for_more_points(n, d, wanted, structure, sizes):
+    plan = plan_grid(KISSGPRegressor(), n, d, None, wanted)
+    assert plan.structure.value == structure and plan.grid_size.value == sizes
+
+
 def test_memory_of_product_grids():
     (need,) = plan_grid(KISSGPRegressor(structure="product"), 10_000, 6).needs
     assert need.bytes == 30 * 8**6 * 7**6
