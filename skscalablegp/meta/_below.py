@@ -84,7 +84,8 @@ def opened(estimator: Any, outer: GPModel, run: FitRun, names: Any = None) -> An
     inner = clone(estimator)
     settings = inner.get_params()
     for name, value in sorted(settings.items()):
-        if name.rpartition("__")[2] == "random_state" and value is None:
+        of, _, last = name.rpartition("__")
+        if last == "random_state" and value is None and not _named_by_a_string(of, settings):
             inner.set_params(**{name: int(run.random_state.randint(2**31 - 1))})
     for part in (inner, *settings.values()):
         if isinstance(part, GPModel):
@@ -95,6 +96,16 @@ def opened(estimator: Any, outer: GPModel, run: FitRun, names: Any = None) -> An
             part.set_params(kernel=with_column_numbers(clone(part.kernel), len(names), names))
         part = getattr(part, "estimator", None)
     return inner
+
+
+def _named_by_a_string(name: str, settings: dict[str, Any]) -> bool:
+    """Whether a string stands for this object, or for one that it is a part of.
+
+    It has the seed of its estimator. A seed of its own would replace the string by an object, which
+    may contradict other settings: ``preconditioner="auto"`` is that of ``solver="cg"``.
+    """
+    parts = name.split("__")
+    return any(isinstance(settings.get("__".join(parts[: k + 1])), str) for k in range(len(parts)))
 
 
 def device_or_cpu_for(inner: GPModel, device: str) -> str:

@@ -21,10 +21,11 @@ from skscalablegp.export import NotExportable, to_torch
 # Standard errors by which draws may differ: of 20 rows, some 50 numbers and 60 models, the largest
 # normal number is above 4.8 in one of ten runs; the draws follow a seed.
 Z = 5.0
-# Error of the means of drawn functions beside that of sampling, by 2,000 random frequencies.
-FREQUENCIES = 0.02
-# Calls that draw functions.
+# Calls that draw functions, each with random frequencies of its own.
 CALLS = 16
+# Quantiles at which a density is integrated beside a grid that reaches far, so that peaks of any
+# width are resolved.
+PLACES = (np.arange(400) + 0.5) / 400
 Q = np.array([0.01, 0.1, 0.25, 0.5, 0.75, 0.9, 0.99])
 
 
@@ -134,23 +135,24 @@ class Answers:
             return
         if not (self.additive or tails_of(self.model)):
             return
-        # A grid that is fine in the middle and reaches far.
-        u = np.linspace(-14, 14, 4001)
-        z, step = np.sinh(u), np.cosh(u) * (u[1] - u[0])
         for i in range(0, len(self.X), 5):
-            x = np.repeat(self.X[i : i + 1], len(z), 0)
-            y = self.mean[i] + self.std[i] * z[:, None]
-            known = {name: np.full(y.shape, value) for name, value in self.known.items()}
-            log_p = wide(self.model.log_predictive_density(x, narrow(y), **known))
-            p = np.exp(log_p) * self.std[i] * step[:, None]
-            self.says("density's integral", p.sum(0), 1, 1e-2)
-            self.says("density's mean", (p * z[:, None]).sum(0), 0, 2e-2)
-            self.says("density's variance", (p * z[:, None] ** 2).sum(0), 1, 2e-2)
-            at = self.model.predict_quantiles(self.X[i : i + 1], Q, **self.known)
-            at = (at.reshape(-1, len(Q)) - self.mean[i][:, None]) / self.std[i][:, None]
-            for k, places in enumerate(at):
-                below = np.interp(places, z, p[:, k].cumsum() - p[:, k] / 2)
-                self.says("quantiles and density", below, Q, 1e-2)
+            row, far = self.X[i : i + 1], np.sinh(np.linspace(-14, 14, 4001))
+            at = self.model.predict_quantiles(row, np.concatenate([Q, PLACES]), **self.known)
+            at = at.reshape(-1, len(Q) + len(PLACES)) - self.mean[i][:, None]
+            for k, places in enumerate(at / self.std[i][:, None]):
+                z = np.union1d(far, places)
+                y = self.mean[i] + self.std[i] * z[:, None]
+                known = {name: np.full(y.shape, value) for name, value in self.known.items()}
+                log_p = self.model.log_predictive_density(
+                    np.repeat(row, len(z), 0), narrow(y), **known
+                )
+                p = np.exp(wide(log_p)[:, k]) * self.std[i, k]
+                for name, power, right in (("integral", 0, 1), ("mean", 1, 0), ("variance", 2, 1)):
+                    total, error = trapezoid(p * z**power, z)
+                    self.says(f"density's {name}", total[-1], right, error + 1e-6)
+                below, error = trapezoid(p, z)
+                below = np.interp(places[: len(Q)], z, below)
+                self.says("quantiles and density", below, Q, error + 1e-6)
 
     def samples(self) -> None:
         """Moments, correlations and quantiles of joint samples of `sample_y`."""
@@ -196,8 +198,10 @@ class Answers:
     def functions(self) -> None:
         """Drawn functions have the moments of the latent function.
 
-        Draws of one call share their random frequencies, whose error the spread of several calls
-        contains.
+        Draws of one call share their random frequencies. Given these, draws are normal around the
+        same mean, with a variance whose mean over the frequencies is right. So the error of means
+        follows from the squares that were drawn, and that of the variance from the spread of
+        several calls.
         """
         mean, square, count = [], [], self.n_draws // CALLS
         try:
@@ -210,8 +214,8 @@ class Answers:
         except (NotExportable, TypeError):
             return
         n = count * CALLS
-        self.says("functions' mean", np.mean(mean, 0), 0, Z / n**0.5 + FREQUENCIES)
-        error = np.std(square, 0) / CALLS**0.5
+        self.says("functions' mean", np.mean(mean, 0), 0, Z * (np.mean(square, 0) / n) ** 0.5)
+        error = np.std(square, 0, ddof=1) / CALLS**0.5
         tol = Z * np.maximum(error, (2 / n) ** 0.5)
         self.says("functions' variance", np.mean(square, 0), 1, tol)
 
@@ -246,6 +250,16 @@ class Answers:
             scale = np.outer(self.std, self.std)
             tol = 10 * self.torch_rtol
             self.says("BoTorch's covariance", joint / scale, self.total[:, :, 0] / scale, tol)
+
+
+def trapezoid(p: np.ndarray, z: np.ndarray) -> tuple[np.ndarray, float]:
+    """The integral up to each point by the trapezoidal rule, and a bound of its error.
+
+    Of a function that is monotone between two points, the integral lies between the rectangles.
+    """
+    step = np.diff(z)
+    total = np.append(0, np.cumsum(step * (p[1:] + p[:-1]) / 2))
+    return total, float(np.sum(step * np.abs(np.diff(p))) / 2)
 
 
 def tails_of(model: Any) -> bool:

@@ -5,6 +5,7 @@ import warnings
 import numpy as np
 import pytest
 from contracts.one_distribution import disagreements
+from contracts.test_sample_weight import MODELS as WITH_WEIGHTS
 from export.exported import MODELS, NEW, ONE, OVER, SMOOTH, UNITS, X, Y, exact, fitted
 from scipy import stats
 from sklearn.base import clone
@@ -37,6 +38,71 @@ def inside(name):
 def test_every_model(name):
     draws = 1600 if name in QUICK else 8000
     assert disagreements(fitted(name), inside(name), n_draws=draws) == []
+
+
+def low_rank(name):
+    return sk.LOVEPredictor(clone(MODELS[name]), **LOW_RANK)
+
+
+LOW_RANK = {"variance_rank": 4, "max_variance_rank": 8, "random_state": 0}
+DEEP = {"feature_extractor": (8,), "n_components": 20, "max_epochs": 2} | ONE
+SERIES = sk.SSRFFRegressor(SMOOTH, min_components=16, max_iter=3, **ONE)
+# The other estimators, and low-rank variances over the other kinds of bases.
+OTHERS = {
+    "truncated": sk.RRCGRegressor(SMOOTH, posterior="solve", optimizer=None, random_state=0),
+    "truncated-samples": sk.RRCGRegressor(
+        SMOOTH, posterior="pathwise", optimizer=None, dtype="float64", random_state=0
+    ),
+    "series": SERIES,
+    "minimax": sk.MinimaxDKLRegressor(**DEEP),
+    "batches": sk.BSGDDKLRegressor(**DEEP),
+    "love-series": sk.LOVEPredictor(SERIES, **LOW_RANK),
+    **{f"love-{name}": low_rank(name) for name in (
+        "exact-normalised", "pathwise", "nearest", "student", "inducing-network", "deep",
+    )},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_the_other_models(name):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model = clone(OTHERS[name]).fit(X, Y)
+    assert disagreements(model, ROWS, n_draws=1600) == []
+
+
+# One setting of each regressor that takes weights, and of each kind of posterior.
+WEIGHTED = [
+    "exact", "solves", "nearest", "truncated", "neighbours", "points", "experts", "features",
+    "series", "variational", "student", "grid", "grid-solves", "low-rank", "low-rank-rows", "deep",
+    "deep-minimax", "deep-batches", "sampled", "sampled-steps", "sampled-laplace", "relevance",
+    "some-relevance",
+]  # fmt: skip
+QUICK_WEIGHTED = {"features", "deep-minimax", "deep-batches", "solves", "sampled-steps", "experts"}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=[] if n in QUICK_WEIGHTED else pytest.mark.slow) for n in WEIGHTED],
+)
+def test_weighted_rows(name):
+    weights = np.random.RandomState(3).randint(1, 4, len(X)).astype(float)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model = clone(WITH_WEIGHTS[name]).fit(X, Y, sample_weight=weights)
+    rows = INSIDE if "grid" in name or name == "low-rank" else ROWS
+    assert disagreements(model, rows, n_draws=1600) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("spread", [0.0, 0.3])
+def test_repeated_rows(spread):
+    """Copies with equal targets, whose errors have peaks, and with different ones."""
+    rng = np.random.RandomState(0)
+    some = rng.randint(0, len(X), 200)
+    y = Y[some] + spread * Y.std() * rng.randn(200)
+    model = sk.AutoGPRegressor(["linear", "exact"], random_state=0).fit(X[some], y)
+    assert disagreements(model, ROWS, n_draws=8000) == []
 
 
 SEVERAL = {
