@@ -128,10 +128,9 @@ NO_WEIGHTS_LATER = dict.fromkeys(
 )
 
 pytestmark = pytest.mark.filterwarnings("ignore")
-# One setting of each class for quick tests.
-QUICK = ("exact", "truncated", "neighbours", "points", "experts", "features", "series")
-QUICK += ("variational", "classes", "grid", "low-rank", "deep")
-QUICK += ("deep-minimax", "deep-batches", "sampled-steps", "sampled-classes", "relevance")
+# One setting of each family for quick tests.
+QUICK = ("exact", "neighbours", "experts", "features", "variational", "classes", "grid")
+QUICK += ("low-rank", "deep", "sampled-steps", "sampled-classes")
 each = pytest.mark.parametrize(
     "name",
     [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in MODELS],

@@ -181,6 +181,7 @@ def test_a_killed_fit_goes_on_on_a_gpu(row, tmp_path):
         near(row.everything(again, X_new), expected)
 
 
+@pytest.mark.slow
 def test_a_function_without_noise_on_a_gpu():
     """Training below the bound of the noise, and the comparison of its predictions."""
     X, found = np.random.default_rng(0).random((120, 2)), {}

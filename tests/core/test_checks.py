@@ -107,6 +107,7 @@ def test_a_rough_target_is_reported_by_models_that_approximate(model):
     assert model.fit_report_.remark in message and "too rough" in model.fit_report_.remark
 
 
+@pytest.mark.slow
 def test_a_rough_target_is_reported_by_networks():
     X, y = table(8, 3.0, 0.05, 3100)
     (message,) = messages(SCGDDKLRegressor(max_epochs=2, random_state=0), X, y)

@@ -28,11 +28,17 @@ def table(n=150):
     return X[:n], y[:n], X[n:], y[n:]
 
 
+@pytest.fixture(scope="module")
+def exact():
+    X, y, X_new, _ = table()
+    model = IterativeGPRegressor(solver="cholesky", random_state=0).fit(X, y)
+    return model.predict(X_new, return_std=True)
+
+
 @pytest.mark.parametrize("cls", CLASSES)
-def test_defaults_are_the_exact_process(cls):
+def test_defaults_are_the_exact_process(cls, exact):
     X, y, X_new, y_new = table()
-    exact = IterativeGPRegressor(solver="cholesky", random_state=0).fit(X, y)
-    expected, deviation = exact.predict(X_new, return_std=True)
+    expected, deviation = exact
     model = cls(random_state=0).fit(X, y)
     assert "exact process of 150 rows" in str(model.fit_report_)
     for made in (model, pickle.loads(pickle.dumps(model))):
@@ -42,7 +48,9 @@ def test_defaults_are_the_exact_process(cls):
     assert 0.9 < np.mean(np.abs(y_new - mean) < 1.96 * std) < 0.99
 
 
-@pytest.mark.parametrize("cls", DEEP)
+@pytest.mark.parametrize(
+    "cls", [DEEP[0], *(pytest.param(cls, marks=pytest.mark.slow) for cls in DEEP[1:])]
+)
 def test_a_stream_after_it_has_a_network(cls):
     X, y, X_new, y_new = table()
     model = cls(random_state=0).fit(X, y)

@@ -45,6 +45,7 @@ def test_fits_inside_a_fit_are_named_after_it(told):
     assert [line for line in lines if line.startswith(f"{inner}stage ")]
 
 
+@pytest.mark.slow
 def test_a_program_that_asks_for_nothing_sees_nothing():
     code = (
         "import numpy as np; from skscalablegp import IterativeGPRegressor;"

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.skipif(
 )
 
 # Conversions take seconds.
-FEW = {"inducing-network", "features"}
+FEW = {"inducing-network"}
 
 
 def answers(path, rows):
@@ -88,8 +88,10 @@ def test_the_mean_of_an_exact_model_needs_no_matrix(tmp_path):
 
 @pytest.mark.parametrize(
     "length, noise, computed_in",
-    [(1.0, 1e-10, "float64"), (0.02, 0.1, "float32")],
-    ids=["smooth", "rough"],
+    [
+        pytest.param(1.0, 1e-10, "float64", id="smooth"),
+        pytest.param(0.02, 0.1, "float32", id="rough", marks=pytest.mark.slow),
+    ],
 )
 def test_computations_are_in_double_precision_where_single_is_too_little(
     length, noise, computed_in, tmp_path

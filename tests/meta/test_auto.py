@@ -243,6 +243,7 @@ class TestAutoGPRegressor:
         assert {row.member for row in model.leaderboard_} <= set(stages)
         assert not [name for name in stages if name[0].isupper()]
 
+    @pytest.mark.slow
     @pytest.mark.exact_input  # the first fit is that of a fixture, which is not perturbed
     def test_refits_repeat(self, small):
         model, X, y = small
@@ -332,10 +333,8 @@ class TestAutoGPRegressor:
             model.predict(test.drop(columns="few"))
         assert "Encoder" not in str(caught.value)
 
-    @pytest.mark.parametrize(
-        "seed",
-        [0, pytest.param(1, marks=pytest.mark.slow), pytest.param(2, marks=pytest.mark.slow)],
-    )
+    @pytest.mark.slow
+    @pytest.mark.parametrize("seed", [0, 1, 2])
     def test_pure_noise_has_no_noise_model(self, seed):
         pd = pytest.importorskip("pandas")
         rng = np.random.default_rng(seed)

@@ -92,9 +92,9 @@ def test_truncated_conjugate_gradients_are_not(preconditioner):
 )
 def test_the_estimator_itself(probes, t):
     ours = problem(t)
-    estimator = TruncatedGradient(RANDOM, n_probes=3, probes=probes)
+    estimator = TruncatedGradient(RANDOM, n_probes=9, probes=probes)
     g, grads = generator(2), []
-    for _ in range(300):
+    for _ in range(100):
         estimate, state = estimator.estimate(ours, ours.kernel.theta0, GradientState(g))
         grads.append(estimate.grad)
     for values, expected in zip(torch.stack(grads).T, exact(ours).grad, strict=True):

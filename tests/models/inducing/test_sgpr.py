@@ -103,6 +103,7 @@ def test_restarts_keep_the_best():
     assert several.n_iter_ > one.n_iter_
 
 
+@pytest.mark.slow
 def test_small_tables_are_the_exact_process():
     rng = np.random.default_rng(0)
     X = rng.uniform(-2, 2, (600, 3))

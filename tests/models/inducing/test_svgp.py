@@ -102,6 +102,7 @@ def stepper(settings, n=80, m=80, likelihood=None):
     )
 
 
+@pytest.mark.slow
 def test_full_batches_train_to_the_exact_likelihoods_maximum():
     """With all rows as points the stepper's own steps climb the exact marginal likelihood."""
     ours = stepper({"max_iter": 300, "learning_rate": 0.1})
@@ -417,6 +418,7 @@ def test_a_classifier_starts_with_the_columns_that_matter():
     assert "columns used by boosted trees" in str(model.fit_report_)
 
 
+@pytest.mark.slow
 def test_batches_resolve_little_noise():
     """In single precision the error is two to five times as large."""
     rng = np.random.default_rng(0)

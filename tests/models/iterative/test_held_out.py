@@ -194,6 +194,7 @@ def test_held_out_rows_have_no_weights_but_correct_the_rows_near_them():
 COMPLETE = {"solver": "block_cg", "posterior": "neighbors", "train_on": "subsets"}
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("large")
 @pytest.mark.parametrize(
     "settings", [{}, COMPLETE | {"subset_size": 300}], ids=["early", "complete"]
