@@ -4,11 +4,7 @@ KISS = "tests/models/grid/test_kissgp.py -k TestProducts"
 GRIDFIT = "tests/models/grid/test_kissgp.py"
 LOVE = "tests/meta/test_love.py -k TestLOVE"
 FAST = "tests/core/test_fast_columns.py -m 'not slow'"
-PRODUCTS = "models/grid/_products.py"
-POSTERIOR = "models/grid/_product_posterior.py"
-CG = "linalg/solvers/_cg.py"
-FORMS, ROWS = "core/posteriors/_base.py", "core/posteriors/_kernel.py"
-KISSGP, GRIDFIT = "models/grid/_kissgp.py", "tests/models/grid/test_kissgp.py"
+GRIDFIT = "tests/models/grid/test_kissgp.py"
 
 MUTANTS = [
     (
@@ -208,21 +204,21 @@ MUTANTS = [
     ),
     (
         "the grid has as many points whatever the cycles",
-        "models/grid/_plan.py",
+        "plan_grid",
         "sizes = [max(usual, least.get(j, 0)) for j in columns]",
         "sizes = [usual for j in columns]",
         FAST,
     ),
     (
         "other columns keep their points beside a fast one",
-        "models/grid/_plan.py",
+        "_within",
         "return [shorter if size == usual else longest for size in sizes]",
         "return [max(usual, size) for size in sizes]",
         "tests/models/grid/test_grid_plan.py -k more_points",
     ),
     (
         "the rows of a subset are random ones where a column is fast",
-        "models/neighbors/_nngp.py",
+        "NNGPRegressor._train",
         "self._seen, run.fast = of_start.chosen(self._seen), of_start.fast",
         "run.fast = of_start.fast",
         "tests/core/test_fast_columns.py -k subset_holds",
@@ -230,7 +226,7 @@ MUTANTS = [
     ),
     (
         "a subset does not know the table's fast column",
-        "models/neighbors/_nngp.py",
+        "NNGPRegressor._train",
         "self._seen, run.fast = of_start.chosen(self._seen), of_start.fast",
         "self._seen = of_start.chosen(self._seen)",
         "tests/core/test_fast_columns.py -k subset_holds",
