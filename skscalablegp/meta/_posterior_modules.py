@@ -49,9 +49,12 @@ class ScaledModule(PosteriorModule):
         What is added to the regressor's own variances, and the smallest sum.
     sees_mean : bool
         Whether the mean is a feature of the noise model.
+    powers : ndarray of shape (k,)
+        The shape of the tails: see `with_tails`.
     with_variance : bool
     """
 
+    powers: Tensor
     level: Tensor
     extra: Tensor
     floor: Tensor
@@ -63,6 +66,7 @@ class ScaledModule(PosteriorModule):
         extra: float,
         floor: float,
         sees_mean: bool,
+        powers: Any,
         with_variance: bool,
     ):
         super().__init__()
@@ -70,6 +74,7 @@ class ScaledModule(PosteriorModule):
         self._sees_mean, self._least = sees_mean, noise.least
         for name, value in (("level", noise.level), ("extra", extra), ("floor", floor)):
             self.register_buffer(name, _number(value))
+        self.register_buffer("powers", _number(powers), persistent=False)
         parts = noise.parts if with_variance else ()
         self.parts = nn.ModuleList([NoisePartModule(part) for part in parts])
 
@@ -85,11 +90,10 @@ class ScaledModule(PosteriorModule):
         mean, variance, latent, square = (
             part.unflatten(0, sets) for part in self._factored(X.flatten(0, 1))
         )
-        total = self.inner.covariance(X)
-        total = total + torch.diag_embed(latent - total.diagonal(dim1=1, dim2=2))
-        factor = square.sqrt()
-        total = factor[:, :, None] * total * factor[:, None]
-        return JointMoments(mean[:, :, None], total, square * (variance - latent).clamp_min(0))
+        factor, noise = square.sqrt(), square * (variance - latent).clamp_min(0)
+        total = factor[:, :, None] * self.inner.covariance(X) * factor[:, None]
+        total = with_tails(total, square * latent, square * latent + noise, self.powers)
+        return JointMoments(mean[:, :, None], total, noise)
 
     def around_mean(
         self, X: Float[Tensor, "m d"], draws: Float[Tensor, "m 1 s"]
@@ -113,6 +117,35 @@ class ScaledModule(PosteriorModule):
             if math.isfinite(self._least):
                 logs = torch.maximum(logs, self._least - variance.log())
         return mean, variance, latent, logs.exp()
+
+
+def with_tails(
+    covariance: Float[Tensor, "*b q q"],
+    latent: Float[Tensor, "*b q"],
+    total: Float[Tensor, "*b q"],
+    powers: Float[Tensor, " k"],
+) -> Float[Tensor, "*b q q"]:
+    """Covariances of observations whose normal quantiles were given the shape of tails.
+
+    The variances remain `latent`. The correlation of two observations becomes sum_k c_k rho^k,
+    which is smaller than rho unless the tails are normal.
+
+    Parameters
+    ----------
+    covariance : Tensor of shape (..., q, q)
+        Under normal tails.
+    latent, total : Tensor of shape (..., q)
+        Variances without and with noise.
+    powers : Tensor of shape (k,)
+        c, from the first power on.
+    """
+    scale = (total[..., :, None] * total[..., None, :]).sqrt()
+    scale = scale.clamp_min(torch.finfo(total.dtype).tiny)
+    rho, found = covariance / scale, torch.zeros_like(covariance)
+    for c in powers.flip(0):
+        found = (found + c) * rho
+    found = scale * found
+    return found + torch.diag_embed(latent - found.diagonal(dim1=-2, dim2=-1))
 
 
 class ScaledDraws(nn.Module):

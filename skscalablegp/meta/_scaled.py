@@ -17,14 +17,20 @@ from ..core import FittedProcess, LeftOut, fitted_process
 from ..core.posteriors import Draws, Moments, Posterior, Rows
 from ._modules import drawn_functions
 from ._noise import NoiseModel
-from ._posterior_modules import ScaledDraws, ScaledModule
+from ._posterior_modules import ScaledDraws, ScaledModule, with_tails
 
 # Normal quantiles at which a fitted shape of tails is tabulated.
 _NODES = np.linspace(-8, 8, 321)
-# Fewer degrees of freedom have no standard deviation: at two it is infinite.
-_LEAST_DF = 2.1
+# Fewer degrees of freedom have no standard deviation: at two it is infinite. Of 2.1, 2.5, 3 and 4,
+# fitted to 60 to 1,000 draws of t distributions with 2 to 5 degrees of freedom, 2.5 loses at most
+# 0.003 nats a row against any number, 3 loses 0.01 and 4 loses 0.029. With 2.1 the standard
+# deviations of 90 % and 10 % of the fits to 60 rows differ by a factor of 3, with 2.5 by 1.7. True
+# tails of 1.5 degrees lose 0.009 nats with 2.1 and 0.025 with 2.5.
+_LEAST_DF = 2.5
 # Divisions by the standard deviation until it is one to all digits.
 _DIVISIONS = 30
+# Powers of a correlation by which that of transformed errors is computed.
+_POWERS = 30
 # At least this many errors lie beyond the outermost empirical quantile.
 _BEYOND = 5
 
@@ -68,6 +74,24 @@ class Tails:
             tails = replace(tails, values=(tails.values - mean) / std)
             total *= std
         return tails, total
+
+    def powers(self) -> Float[np.ndarray, " k"]:
+        """The coefficients c of the correlation sum_k c_k rho^k of two errors of this shape.
+
+        Their normal quantiles have the correlation rho. By Mehler's formula c_k is the square of
+        the k-th coefficient of the shape in normalised Hermite polynomials; the last one has what
+        is left of 1.
+        """
+        if self.name == "normal":
+            return np.ones(1)
+        z = np.linspace(-38, 38, 76_001)
+        weight = np.exp(-0.5 * z**2)
+        weight *= self(z) / weight.sum()
+        found, before, now = [], np.ones_like(z), z
+        for k in range(1, _POWERS):
+            found.append(float(weight @ now) ** 2)
+            before, now = now, (z * now - k**0.5 * before) / (k + 1) ** 0.5
+        return np.array([*found, max(0.0, 1 - sum(found))])
 
     def log_density(self, x: np.ndarray) -> np.ndarray:
         """The log density of standardised errors whose quantiles these are."""
@@ -194,7 +218,7 @@ class ScaledPosterior(Posterior):
     def module(self, with_variance: bool = True) -> ScaledModule:
         """Modules of regressors of other packages are in ``_modules``."""
         of = self._scaled
-        settings = of.extra, of.floor, of.sees_mean
+        settings = of.extra, of.floor, of.sees_mean, of.tails.powers()
         return ScaledModule(of.inner, of.noise, *settings, with_variance)
 
     def functions(self, n_samples: int, generator: torch.Generator) -> ScaledDraws:
@@ -202,14 +226,15 @@ class ScaledPosterior(Posterior):
         return ScaledDraws(self.module(), draws, n_samples)
 
     def covariance(self, X: Float[Tensor, "m d"]) -> Float[Tensor, "m m"]:
-        _, latent, _, factor = map(torch.as_tensor, self._scaled.moments(X.numpy()))
+        """With the correlations of draws, which have the shape of the tails."""
+        _, latent, noise, factor = map(torch.as_tensor, self._scaled.moments(X.numpy()))
         core, rows = unwrapped(self._scaled.inner, X.numpy())
         if fitted_process(core) is None:
             return torch.diag(latent)
         total = torch.as_tensor(core.predict(rows, return_cov=True, noise_variance=0)[1])
         total = factor[:, None] * total * factor
-        total.diagonal().copy_(latent)
-        return total
+        powers = torch.as_tensor(self._scaled.tails.powers())
+        return with_tails(total, latent, latent + noise, powers)
 
     def sample(self, X: Rows, n_samples: int, random_state: np.random.RandomState) -> Draws:
         """Draws of the regressor, scaled row by row, with the fitted shape of tails."""

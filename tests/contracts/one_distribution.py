@@ -136,7 +136,7 @@ class Answers:
         if not (self.additive or tails_of(self.model)):
             return
         for i in range(0, len(self.X), 5):
-            row, far = self.X[i : i + 1], np.sinh(np.linspace(-14, 14, 4001))
+            row, far = self.X[i : i + 1], np.sinh(np.linspace(-16, 16, 4573))
             at = self.model.predict_quantiles(row, np.concatenate([Q, PLACES]), **self.known)
             at = at.reshape(-1, len(Q) + len(PLACES)) - self.mean[i][:, None]
             for k, places in enumerate(at / self.std[i][:, None]):

@@ -15,7 +15,8 @@ from sklearn.linear_model import LinearRegression
 import skscalablegp as sk
 from skscalablegp.core import fitted_process
 from skscalablegp.core.posteriors import JOINT_ROWS
-from skscalablegp.meta._scaled import Tails
+from skscalablegp.meta._noise import NoiseModel
+from skscalablegp.meta._scaled import Scaled, Tails
 
 ROWS = np.vstack([X[:8] + 0.1 * UNITS, NEW[:12]])
 # Beyond a grid drawn functions are what the grid determines, with less variance.
@@ -241,6 +242,27 @@ def test_standard_deviations_with_fitted_tails(name, df):
         # The quantiles are tabulated to eight standard deviations.
         right = scale * (fitted_df / (fitted_df - 2)) ** 0.5
         assert std == pytest.approx(right, rel=0.02)
+
+
+@pytest.mark.parametrize("name", ["student", "empirical"])
+def test_correlations_under_fitted_tails(name):
+    """Powers against correlations of draws; a model's standard deviations have the factor."""
+    z = stats.t.rvs(2.6, size=400, random_state=np.random.RandomState(0))
+    z[:150] = np.where(z[:150] > 0, 0.5, -0.5)
+    raw = Tails.of(name, z)
+    tails, std = raw.standardised()
+    powers, rng = tails.powers(), np.random.RandomState(1)
+    assert powers.sum() == pytest.approx(1) and powers[0] < 0.97
+    first = rng.randn(400_000)
+    for rho in (0.9, -0.5):
+        second = rho * first + (1 - rho**2) ** 0.5 * rng.randn(400_000)
+        product = tails(first) * tails(second)
+        error = 4 * product.std() / 400_000**0.5
+        assert rho ** np.arange(1, len(powers) + 1) @ powers == pytest.approx(
+            product.mean(), abs=error
+        )
+    model = Scaled(None, NoiseModel(0.3)).with_tails(raw)
+    assert model.noise.factor(np.zeros((1, 2)))[0] == pytest.approx(np.exp(0.15) * std)
 
 
 def test_deviations_of_models_with_heavy_tails():

@@ -7,6 +7,9 @@ UNITS = "tests/contracts/test_units.py"
 REPEATED = "tests/meta/test_heteroscedastic.py::TestRepeatedRows"
 ENCODING = "tests/meta/test_encoding.py"
 VALIDATION = "tests/core/test_validation.py"
+UNSEEN = "meta/_unseen.py"
+STACKED = "meta/_stacked.py"
+NOISE = "meta/_heteroscedastic.py"
 
 MUTANTS = [
     (
@@ -336,10 +339,10 @@ MUTANTS = [
     ),
     (
         "standard deviations leave out the fitted tails",
-        "Scaled.with_tails",
-        "replace(self, noise=self.noise.times(std), tails=tails)",
-        "replace(self, tails=tails)",
-        "tests/contracts/test_one_distribution.py -k deviations_of_models_with_heavy_tails",
+        "meta/_scaled.py",
+        "noise=self.noise.times(std), tails=tails",
+        "tails=tails",
+        "tests/contracts/test_one_distribution.py -k correlations_under_fitted_tails",
         True,
     ),
     (
@@ -356,6 +359,30 @@ MUTANTS = [
         "float(weight @ gain) - n_trained",
         "float(weight @ gain)",
         "tests/contracts/test_class_shares.py -k know_more",
+        True,
+    ),
+    (
+        "covariances under fitted tails are those of normal errors",
+        "meta/_posterior_modules.py",
+        "found = (found + c) * rho",
+        "found = rho",
+        "tests/contracts/test_one_distribution.py -k repeated_rows",
+        True,
+    ),
+    (
+        "powers of tails have Hermite polynomials that are not normalised",
+        "meta/_scaled.py",
+        "(z * now - k**0.5 * before) / (k + 1) ** 0.5",
+        "z * now - k * before",
+        "tests/contracts/test_one_distribution.py -k correlations_under_fitted_tails",
+        True,
+    ),
+    (
+        "seeds replace a solver's name by an object",
+        "meta/_below.py",
+        " and not _named_by_a_string(of, settings)",
+        "",
+        "tests/contracts/test_one_distribution.py -k 'other_models and love-nearest'",
         True,
     ),
 ]
