@@ -26,6 +26,7 @@ from ._exact_process import ExactProcess
 from ._fast_columns import StartRows, fast_column, rows_to_look_at
 from ._first_layer import first_layer_factors, first_layer_rows
 from ._fitted import FittedProcess, LeftOut, fitted_process
+from ._layout import Start
 from ._leave_one_out import left_out
 from ._minibatch import (
     GPClassifierBase,
@@ -64,7 +65,6 @@ from ._stages import (
     train_planned,
     well_conditioned,
 )
-from ._starts import Start
 from ._subset import (
     FEW_ROWS,
     checking,
@@ -86,4 +86,5 @@ from ._training_plan import (
 )
 from ._training_run import Run
 from ._warn import warn_once
+from ._wide import is_wide_table
 from .data import random_rows

@@ -106,12 +106,15 @@ def _ends_at_bound(
 ) -> bool:
     """Whether training in double precision has ended at the default kernel's least noise.
 
-    Rows with known noise, or with equal rows beside them, tell their noise themselves.
+    Rows with known noise, or with equal rows beside them, tell their noise themselves, and those of
+    a wide table, whose length scales are tied, say too little about it.
     """
     given = run.estimator.get_params(deep=False)
     ordinary = given.get("kernel") is None and result.dtype == torch.float64
     ordinary &= problem.repeats is None and len(problem.X) > 1
-    if not ordinary or kernel.priors or run.stopped or result.stop_reason != "converged":
+    if not ordinary or kernel.priors or result.tied is not None:
+        return False
+    if run.stopped or result.stop_reason != "converged":
         return False
     values = kernel.to_sklearn(torch.as_tensor(result.theta)).get_params()
     if _NOISE not in values or isinstance(values[_NOISE + "_bounds"], str) or not result.n_iter:

@@ -114,7 +114,9 @@ def fit_hyperparameters(
     subsets = settings.subsets
     compare_starts = compare_starts and plan.methods[0].compare_starts
     if compare_starts and not settings.follows_scikit_learn:
-        chosen = choose_start(problem, theta, run, settings.most_steps, estimator.exact)
+        steps, exact, given = settings.most_steps, estimator.exact, settings.as_scikit_learn
+        chosen = choose_start(problem, theta, run, steps, exact, as_given=given)
+        problem = replace(problem, tied=chosen.tied)
         run.reports(start=chosen.describe())
         theta = chosen.theta
     if subsets is not None:

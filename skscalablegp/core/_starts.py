@@ -10,18 +10,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property, reduce
 from itertools import product
-from typing import Any
 
 import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from .._length_scales import OF_DISTANCES
-from ..kernels import Columns, SumOverColumns, TorchKernel
+from ..kernels import SumOverColumns
 from ..linalg.gradients import (
     ExactGradient,
     GPProblem,
@@ -29,10 +27,12 @@ from ..linalg.gradients import (
     log_density,
 )
 from ._fast_columns import StartRows, starting_lengths
+from ._layout import Layout, Start
 from ._leave_one_out import left_out
 from ._signal import FEWEST_ROWS, Signal, simple_signals
 from ._training_run import Run
 from ._visible import visible
+from ._wide import is_wide, wide_start
 from .data import RandomOrder, problem_spread, problem_square, problem_varies
 from .training import Monitor, QuasiNewton, StopTraining, train
 
@@ -76,95 +76,6 @@ _FEWEST_COLUMNS = 2
 _FOUND = 0.3
 
 
-@dataclass(frozen=True)
-class Start:
-    """Hyperparameters from which training may begin.
-
-    Attributes
-    ----------
-    origin : str
-        Where the length scales come from, for the report.
-    theta : ndarray of shape (p,)
-    value : float
-        Log likelihood plus log prior of the compared rows, in nats a row; minus infinity before
-        the comparison, or without a Cholesky factor.
-    before : ndarray of shape (p,) or None
-        The hyperparameters before a few steps of training, if there were any.
-    """
-
-    origin: str
-    theta: np.ndarray
-    value: float = -math.inf
-    before: np.ndarray | None = None
-
-    def describe(self) -> str:
-        """A sentence for the report; empty if there was nothing to compare."""
-        if self.value == -math.inf:
-            return ""
-        return (
-            f"training began at length scales from {self.origin}, with a log likelihood of "
-            f"{self.value:.3g} per row of a subset"
-        )
-
-
-@dataclass(frozen=True)
-class _Layout:
-    """The places of length scales and of noise variances in theta, and the columns of the former.
-
-    Without places there is nothing that data could set; `own` then marks the length scales.
-    """
-
-    lengths: slice | None
-    columns: np.ndarray
-    noise: np.ndarray
-    own: np.ndarray
-
-    @classmethod
-    def of(cls, kernel: TorchKernel) -> _Layout:
-        params, d = kernel.kernel.get_params(), kernel.n_features
-        places: list[tuple[slice, np.ndarray]] = []
-        noise: list[int] = []
-        own: list[int] = []
-        begin = 0
-        for parameter in kernel.kernel.hyperparameters:
-            if parameter.fixed:
-                continue
-            path, _, leaf = parameter.name.rpartition("__")
-            end = begin + parameter.n_elements
-            # A kernel that is not an expression has no entry.
-            owner = params.get(path, kernel.kernel) if path else kernel.kernel
-            if leaf == "length_scale" and type(owner) in OF_DISTANCES:
-                places.append((slice(begin, end), _columns_of(path, params, kernel.kernel, d)))
-                own += range(begin, end)
-            if leaf == "noise_level":
-                noise += range(begin, end)
-            begin = end
-        single = len(places) == 1
-        lengths, columns = places[0] if single else (None, np.arange(d))
-        return cls(lengths, columns, np.array(noise, dtype=int), np.array(own, dtype=int))
-
-    @property
-    def n_lengths(self) -> int:
-        """The number of length scales that data could set."""
-        return 0 if self.lengths is None else self.lengths.stop - self.lengths.start
-
-    def length(self, column: int) -> int:
-        """The place of a column's length scale, if each has one."""
-        assert self.lengths is not None
-        return self.lengths.start + column
-
-
-def _columns_of(path: str, params: dict[str, Any], kernel: Any, d: int) -> np.ndarray:
-    """The columns that the kernel at a path sees: all but inside `Columns`."""
-    steps = path.split("__")
-    outer = [kernel, *(params.get("__".join(steps[:k])) for k in range(1, len(steps)))]
-    columns = np.arange(d)
-    for part in outer:
-        if isinstance(part, Columns):
-            columns = columns[list(part.numbers(len(columns)))]
-    return columns
-
-
 def choose_start(
     problem: GPProblem,
     theta: np.ndarray,
@@ -172,6 +83,7 @@ def choose_start(
     max_iter: int | None = None,
     keep_steps: bool = True,
     ask: Callable[..., list[Signal]] | None = None,
+    as_given: bool = False,
 ) -> Start:
     """The best of several starts, by the likelihood of some rows.
 
@@ -181,6 +93,9 @@ def choose_start(
     noise variances. The likelihood of a few hundred rows ranks them, the best ones of different
     origin are trained for a few steps, and the better one is the start. If it explains little of
     what a simple model explains, further ones are trained.
+
+    A wide table has the start of `wide_start` in place of these, most of whose length scales are
+    tied.
 
     Callbacks do not see these steps. The rows do not depend on the run's random numbers.
 
@@ -200,6 +115,8 @@ def choose_start(
         better: noisy gradients do not hold a position on a ridge that exact ones have reached.
     ask : callable, optional
         Stands for `simple_signals`, for example if several kernels on the same rows share them.
+    as_given : bool, default=False
+        Whether all length scales of a wide table are free, as those of the user's kernel are.
 
     Returns
     -------
@@ -213,6 +130,8 @@ def choose_start(
     given = Start("the given values", np.asarray(theta, dtype=float))
     if not _comparable(problem):
         return given
+    if is_wide(problem) and not as_given:
+        return wide_start(problem, given.theta, run)
     steps = _STEPS if max_iter is None else min(_STEPS, max_iter)
     search = _Search(problem, given, run, steps, ask)
     run.monitor.begin("starts")
@@ -233,7 +152,7 @@ def _comparable(problem: GPProblem) -> bool:
     kernel = problem.kernel
     if not (problem.has_rows and kernel.vectors and len(problem.X) > 1 and kernel.n_params):
         return False
-    return problem_varies(problem) and not kernel.numpy_code and len(_Layout.of(kernel).own) > 0
+    return problem_varies(problem) and not kernel.numpy_code and len(Layout.of(kernel).own) > 0
 
 
 class _Search:
@@ -249,7 +168,7 @@ class _Search:
     ):
         self._run, self.best, self._steps = run, given, steps
         self._ask = ask or simple_signals
-        self._given, self._layout = given, _Layout.of(problem.kernel)
+        self._given, self._layout = given, Layout.of(problem.kernel)
         self._bounds = problem.kernel.bounds.numpy()
         # The rows do not depend on the seed, because exact fits do not depend on one.
         self._generator = torch.Generator().manual_seed(0)

@@ -99,7 +99,7 @@ def compared_start(problem: GPProblem, settings: StageSettings, run: FitRun) -> 
         return TrainingResult.untrained(problem.kernel.theta0.numpy())
     start = chosen_start(problem, run, settings.most_steps)
     run.reports(start=start.describe())
-    return TrainingResult.untrained(start.theta)
+    return TrainingResult.untrained(start.theta, tied=start.tied)
 
 
 def rows_to_check(n: int, run: Run, m: int = 3 * FEW_ROWS) -> Int[Tensor, " m"]:

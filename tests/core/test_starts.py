@@ -16,7 +16,7 @@ from sklearn.gaussian_process.kernels import (
 from skscalablegp import IterativeGPRegressor, SGPRRegressor, SVGPClassifier, SVGPRegressor
 from skscalablegp.core import Run, Start, data_scaled_kernel
 from skscalablegp.core._signal import simple_signals
-from skscalablegp.core._starts import _Layout, _Search, choose_start
+from skscalablegp.core._starts import Layout, _Search, choose_start
 from skscalablegp.core.training import Budget, Monitor
 from skscalablegp.kernels import Columns, compile_kernel
 from skscalablegp.linalg.gradients import GPProblem, exact_marginal_likelihood
@@ -294,7 +294,7 @@ def test_columns_left_out_begin_where_the_likelihood_of_all_rows_shows_them():
 
 def test_columns_inside_columns_are_counted_from_the_outside():
     kernel = Columns(Columns(RBF(1.0), [1]), [2, 0]) + WhiteKernel()
-    assert list(_Layout.of(compile_kernel(kernel, 3)).columns) == [0]
+    assert list(Layout.of(compile_kernel(kernel, 3)).columns) == [0]
 
 
 def test_a_users_optimizer_begins_where_it_says_whatever_its_type():

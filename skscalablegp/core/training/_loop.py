@@ -55,6 +55,8 @@ class TrainingResult:
         Precision of the matrix products.
     planned : bool
         Whether the steps or epochs that ran out were a schedule that was planned to run out.
+    tied : ndarray of shape (p,) or None
+        Groups of hyperparameters that were moved together; see `GPProblem`.
     """
 
     theta: np.ndarray
@@ -66,11 +68,17 @@ class TrainingResult:
     exact: bool = False
     dtype: torch.dtype = torch.float64
     planned: bool = False
+    tied: np.ndarray | None = None
 
     @classmethod
-    def untrained(cls, theta: np.ndarray, dtype: torch.dtype = torch.float64) -> TrainingResult:
+    def untrained(
+        cls,
+        theta: np.ndarray,
+        dtype: torch.dtype = torch.float64,
+        tied: np.ndarray | None = None,
+    ) -> TrainingResult:
         """The result if there is nothing to train."""
-        return cls(theta, float("nan"), GradientState(), 0, "converged", dtype=dtype)
+        return cls(theta, float("nan"), GradientState(), 0, "converged", dtype=dtype, tied=tied)
 
 
 class _Run:
@@ -101,7 +109,11 @@ class _Run:
         return self.estimator.exact and self.problem.has_rows
 
     def information(
-        self, theta: np.ndarray, n_rows: int, generator: Generator | None = None
+        self,
+        theta: np.ndarray,
+        n_rows: int,
+        generator: Generator | None = None,
+        directions: np.ndarray | None = None,
     ) -> np.ndarray:
         """The Fisher information of random rows, and the curvature of the log prior.
 
@@ -111,6 +123,8 @@ class _Run:
         n_rows : int
         generator : torch.Generator, optional
             Draws the rows; that of the run by default.
+        directions : ndarray of shape (q, p), optional
+            As in `fisher_information`.
 
         Raises
         ------
@@ -121,14 +135,18 @@ class _Run:
         try:
             with watched(self.monitor.budget.check):
                 generator = self.state.generator if generator is None else generator
-                found = fisher_information(self.problem, at, n_rows, generator)
+                along = None if directions is None else torch.as_tensor(directions)
+                found = fisher_information(self.problem, at, n_rows, generator, along)
         except torch.linalg.LinAlgError as error:
             raise np.linalg.LinAlgError(str(error)) from error
         information = found.numpy()
         if self.problem.kernel.log_prior:
             # The hyperparameters are independent under the prior: its curvature is diagonal.
             fall = log_prior(theta - _PRIOR_STEP)[1] - log_prior(theta + _PRIOR_STEP)[1]
-            information += np.diag(np.maximum(fall / (2 * _PRIOR_STEP), 0.0))
+            curvature = np.diag(np.maximum(fall / (2 * _PRIOR_STEP), 0.0))
+            if directions is not None:
+                curvature = directions @ curvature @ directions.T
+            information += curvature
         return information
 
     def __call__(self, theta: np.ndarray) -> tuple[float, np.ndarray]:
@@ -230,6 +248,7 @@ class _Run:
             metric,
             self.estimator.exact,
             self.problem.X.dtype,
+            tied=self.problem.tied,
         )
 
 
@@ -301,8 +320,9 @@ def train(  # noqa: PLR0913 (the settings of one training)
         return run.result(start, monitor.budget.ended, average, metric)
     reason = "converged"
     with monitor.budget.may_end(lambda reason: run.iterates or reason != "interrupted") as ending:
-        if optimizer.deviations:
-            optimum = _of_deviations(optimizer, run, start, bounds, max_iter)
+        if optimizer.deviations or problem.tied is not None:
+            transformed = _Transformed(run, start, bounds, optimizer.deviations)
+            optimum = transformed.maximize(optimizer, start, max_iter, metric)
         else:
             optimum = optimizer.maximize(run, start, bounds, max_iter, metric)
         metric = optimum.metric
@@ -329,18 +349,66 @@ def _log(
     return Evaluations("/".join([*names, f"{len(problem.X)}"]), generator)
 
 
-def _of_deviations(
-    optimizer: Optimizer, run: _Run, start: np.ndarray, bounds: np.ndarray, max_iter: int
-) -> Optimum:
-    """Maximise over the logarithms of standard deviations, half those of the variances."""
-    units = np.where(run.problem.kernel.variances, 0.5, 1.0)
+class _Transformed:
+    """The objective of a run in other variables: of tied groups, or of standard deviations.
 
-    def evaluate(at: np.ndarray) -> tuple[float, np.ndarray]:
-        value, grad = run(at / units)
-        return value, grad / units
+    theta = offset + (z / units)[groups]. The optimisers see z, its slopes and its information.
+    """
 
-    optimum = optimizer.maximize(evaluate, start * units, bounds * units[:, None], max_iter)
-    return optimum._replace(theta=optimum.theta / units)
+    def __init__(self, run: _Run, theta: np.ndarray, bounds: np.ndarray, deviations: bool):
+        self._run = run
+        # Half the logarithm of a variance is that of a standard deviation.
+        variances, tied = run.problem.kernel.variances, run.problem.tied
+        self._units = np.ones_like(theta)
+        if deviations:
+            self._units[: len(variances)][variances] = 0.5
+        self._groups = np.arange(len(theta))
+        if tied is not None:
+            # Inducing points that are trained follow the hyperparameters.
+            self._groups += tied.max() + 1 - len(tied)
+            self._groups[: len(tied)] = tied
+        self._first = np.unique(self._groups, return_index=True)[1]
+        self._offset = theta - theta[self._first][self._groups]
+        shifted = (bounds - self._offset[:, None]) * self._units[:, None]
+        low, high = np.full((2, len(self._first)), [[-np.inf], [np.inf]])
+        np.maximum.at(low, self._groups, shifted[:, 0])
+        np.minimum.at(high, self._groups, shifted[:, 1])
+        self.bounds = np.stack([low, high], 1)
+
+    @property
+    def informed(self) -> bool:
+        return self._run.informed
+
+    def redraw(self) -> None:
+        self._run.redraw()
+
+    def variables(self, theta: np.ndarray) -> np.ndarray:
+        return (theta * self._units)[self._first]
+
+    def theta(self, z: np.ndarray) -> np.ndarray:
+        return self._offset + z[self._groups] / self._units
+
+    def information(
+        self, z: np.ndarray, n_rows: int, generator: Generator | None = None
+    ) -> np.ndarray:
+        members = self._groups == np.arange(len(z))[:, None]
+        return self._run.information(self.theta(z), n_rows, generator, members / self._units)
+
+    def __call__(self, z: np.ndarray) -> tuple[float, np.ndarray]:
+        value, grad = self._run(self.theta(z))
+        return value, np.bincount(self._groups, grad / self._units, len(z))
+
+    def maximize(
+        self, optimizer: Optimizer, start: np.ndarray, max_iter: int, metric: np.ndarray | None
+    ) -> Optimum:
+        if metric is not None:
+            metric = metric[np.ix_(self._first, self._first)]
+        z = np.clip(self.variables(start), *self.bounds.T)
+        found = optimizer.maximize(self, z, self.bounds, max_iter, metric)
+        metric = found.metric
+        if metric is not None:
+            metric = metric[np.ix_(self._groups, self._groups)]
+        return found._replace(theta=self.theta(found.theta), metric=metric)
 
 
 def restart_points(

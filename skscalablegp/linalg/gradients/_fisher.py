@@ -16,8 +16,12 @@ _STEP = 1e-7
 
 
 def fisher_information(
-    problem: GPProblem, theta: Float64[Tensor, " p"], n_rows: int, generator: Generator
-) -> Float64[Tensor, "p p"]:
+    problem: GPProblem,
+    theta: Float64[Tensor, " p"],
+    n_rows: int,
+    generator: Generator,
+    directions: Float64[Tensor, "q p"] | None = None,
+) -> Float64[Tensor, "q q"]:
     """Estimate the Fisher information 1/2 tr(H^-1 dH_k H^-1 dH_l) from m random rows.
 
     The value for the m rows is multiplied by n / m and by the number of targets. The matrix does
@@ -34,15 +38,19 @@ def fisher_information(
         The number of rows m, at most n.
     generator : torch.Generator
         Draws the rows.
+    directions : Tensor of shape (q, p), optional
+        The derivatives are along these; by default along each hyperparameter.
 
     Returns
     -------
-    information : Tensor of shape (p, p)
+    information : Tensor of shape (q, q)
 
     Notes
     -----
-    O(p m^3). The derivatives of H are differences, which any kernel allows.
+    O(q m^3). The derivatives of H are differences, which any kernel allows.
     """
+    if directions is None:
+        directions = torch.eye(len(theta), dtype=torch.float64)
     # The digits of sums must not depend on the number of threads of the caller.
     with one_thread():
         n, t = problem.Y.shape
@@ -55,10 +63,7 @@ def fisher_information(
             return part.operator(at).to_dense()
 
         H = dense(theta)
-        slopes = [
-            (dense(theta + step) - H) / _STEP
-            for step in torch.eye(len(theta), dtype=torch.float64) * _STEP
-        ]
+        slopes = [(dense(theta + step) - H) / _STEP for step in directions * _STEP]
         factor, _ = cholesky_with_jitter(H)
         m, p = len(H), len(slopes)
         half = torch.linalg.solve_triangular(factor, torch.cat(slopes, 1), upper=False)
@@ -68,17 +73,19 @@ def fisher_information(
         A = whole.view(m, p, m).transpose(0, 1).reshape(p, m * m)
         information = A @ A.mT
         if part.repeats is not None:
-            information += _of_repeats(part, theta)
+            information += _of_repeats(part, theta, directions)
         return information.cpu() * (0.5 * t * n / len(rows))
 
 
-def _of_repeats(part: GPProblem, theta: Float64[Tensor, " p"]) -> Float64[Tensor, "p p"]:
+def _of_repeats(
+    part: GPProblem, theta: Float64[Tensor, " p"], directions: Float64[Tensor, "q p"]
+) -> Float64[Tensor, "q q"]:
     """The information in the scatter of merged rows: k - 1 times that of one number."""
     noise = part.row_noise(theta)
     slopes = torch.stack(
         [
             (part.row_noise(theta + step) - noise) / (_STEP * noise.clamp_min(1e-300))
-            for step in torch.eye(len(theta), dtype=torch.float64) * _STEP
+            for step in directions * _STEP
         ]
     )
     assert part.repeats is not None

@@ -44,6 +44,9 @@ class GPProblem:
     prior_weight : float
         Weight of the log prior in training. On rows that stand for a larger table it is their share
         of the table, so that prior and likelihood have the same proportions as on all rows.
+    tied : ndarray of shape (p,) or None
+        Numbers, from 0, of the groups of hyperparameters that training moves together: the
+        differences of their logarithms remain. None moves each by itself.
     """
 
     # Whether `X` and `Y` are the rows themselves, rather than a summary of them.
@@ -59,6 +62,7 @@ class GPProblem:
     products: str = "tiles"
     repeats: Repeats | None = None
     products_on: torch.device | None = None
+    tied: np.ndarray | None = None
 
     def operator(self, theta: Float[Tensor, " p"]) -> KernelOperator:
         """H at these hyperparameters; it replaces the problem's former operators."""

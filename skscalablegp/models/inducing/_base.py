@@ -311,6 +311,7 @@ class SparseMixin:
         problem = training.rows.problem(kernel, rows, Y)
         problem = replace(problem, X=X).to(torch.float64)
         chosen = chosen_start(problem, run, steps, ask)
+        problem = replace(problem, tied=chosen.tied)
         result = exact_start(problem, run, max_iter=steps, theta=chosen.theta)
         theta = torch.as_tensor(result.theta)
         explained = 1 - left_out(problem, theta).unexplained

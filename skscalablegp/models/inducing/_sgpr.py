@@ -347,6 +347,7 @@ class SGPRRegressor(TableRegressorBase):
         """
         steps, optimizer = int(plan.max_iter.value), plan.new_optimizer
         bounds, moving = problem.kernel.bounds.numpy(), gradient.moving()
+        problem = replace(problem, tied=initial.tied)
         first = np.concatenate([initial.theta, moving])
         untrained = TrainingResult.untrained(first)
         if optimizer is None or not len(first) or tells_nothing(problem):

@@ -30,6 +30,7 @@ from ...core import (
     chosen_start,
     data_scaled_kernel,
     exact_start,
+    is_wide_table,
     label_prior,
     target_unit,
     with_default_noise,
@@ -44,7 +45,8 @@ from ._noise import NoiseAtRows
 from ._plan import StartPlan
 
 # Up to this number of columns the default kernel has a length scale for each. Regressions on small
-# tables, which are nearly exact processes, have them with so many rows per column, too.
+# tables, which are nearly exact processes, have them with so many rows per column, too; so have
+# wide tables, where most of them are tied.
 _ARD_COLUMNS, _ROWS_A_COLUMN = 30, 10
 # Up to this number the start compares such a kernel with one that has a single length scale.
 _COMPARED_COLUMNS = 200
@@ -188,6 +190,7 @@ def _starting_kernel(plan: StartPlan, likelihood: Likelihood, rows: Rows, n: int
     unit, largest = target_unit(Y), plan.largest_signal
     if kernel is None:
         several = likelihood.conjugate and _ROWS_A_COLUMN * d <= n <= SMALL_TABLE
+        several |= likelihood.conjugate and is_wide_table(n, d)
         if d <= _ARD_COLUMNS or several:
             return data_scaled_kernel(X, Y, largest)
         spread = float(np.sqrt(np.mean(X.var(axis=0)) * d)) or 1.0
@@ -251,6 +254,7 @@ class _Training:
         run.preview = show
         problem = start.rows.problem(compiled, self.likelihood, origin)
         chosen = chosen_start(problem, run)
+        problem = replace(problem, tied=chosen.tied)
         restarts = self.plan.n_restarts
         result = exact_start(problem, run, max_iter=_STEPS, n_restarts=restarts, theta=chosen.theta)
         return _Trained(compiled, result, chosen.describe(), len(X))
