@@ -96,9 +96,12 @@ def test_the_readme_runs(tmp_path):
     run_shown_code("pages", str(PAGES["README.rst"]), folder=tmp_path)
 
 
+# Parts of some minutes each, which several processes of pytest share.
 @pytest.mark.slow
-def test_pages_run_from_top_to_bottom(tmp_path):
-    run_shown_code("pages", *(str(path) for path in PAGES.values()), folder=tmp_path)
+@pytest.mark.parametrize("part", range(4))
+def test_pages_run_from_top_to_bottom(part, tmp_path):
+    others = [str(path) for name, path in PAGES.items() if name != "README.rst"]
+    run_shown_code("pages", *others[part::4], folder=tmp_path)
 
 
 def test_a_page_that_fails_is_noticed(tmp_path):
