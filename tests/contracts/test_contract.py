@@ -12,7 +12,7 @@ os.environ.setdefault("SCIPY_ARRAY_API", "1")
 import pytest
 from contracts.estimator_contract import EstimatorContract, Row
 from sklearn.linear_model import Ridge
-from sklearn.utils.estimator_checks import estimator_checks_generator, parametrize_with_checks
+from sklearn.utils.estimator_checks import estimator_checks_generator
 
 from skscalablegp import (
     AutoGPClassifier,
@@ -425,37 +425,52 @@ def test_one_row_stands_for_each_base():
     assert OF_BASES == (IterativeGPRegressor, SCGDDKLRegressor, SVGPClassifier)
 
 
-@parametrize_with_checks([model for model in REPRESENTATIVES if isinstance(model, OF_BASES)])
+def checks(estimators, mark_of):
+    """scikit-learn's checks of estimators for pytest, with a mark on each that is slow or None."""
+    for estimator in estimators:
+        for one, check in estimator_checks_generator(estimator):
+            settings = [f"{name}={value}" for name, value in check.keywords.items()]
+            label = ",".join([type(one).__name__, check.func.__name__, *settings])
+            mark = mark_of(one, check)
+            yield pytest.param(one, check, id=label, marks=() if mark is None else mark)
+
+
+def repeats(check):
+    """Whether it is another one with a memory map, which no class treats in a way of its own."""
+    return bool(check.keywords.get("readonly_memmap"))
+
+
+# Each of their fits is that of several members, five times over.
+OF_MEMBERS = AutoGPRegressor, AutoGPClassifier, StackedGPRegressor
+
+
+def mark_of(estimator, check):
+    if isinstance(estimator, OF_BASES):
+        return None
+    night = repeats(check) or isinstance(estimator, OF_MEMBERS)
+    return pytest.mark.night if night else pytest.mark.slow
+
+
+@pytest.mark.parametrize(("estimator", "check"), checks(REPRESENTATIVES, mark_of))
 def test_scikit_learn_checks(estimator, check):
     run_check(estimator, check)
 
 
-@pytest.mark.slow
-@parametrize_with_checks([model for model in REPRESENTATIVES if not isinstance(model, OF_BASES)])
-def test_scikit_learn_checks_of_other_classes(estimator, check):
-    run_check(estimator, check)
+def mark_of_defaults(estimator, check):
+    """Most of these fits train the same exact process of few rows, on which three classes do."""
+    return pytest.mark.slow if isinstance(estimator, OF_BASES) else pytest.mark.night
 
 
-def checks_of_the_defaults():
-    """All but those that repeat another with a memory map: for each class, others cover these.
-
-    Most of these fits train the same exact process of few rows: the night has those of other
-    classes than `OF_BASES`.
-    """
-    for representative in REPRESENTATIVES:
-        marks = () if isinstance(representative, OF_BASES) else pytest.mark.night
-        for estimator, check in estimator_checks_generator(type(representative)()):
-            if not check.keywords.get("readonly_memmap"):
-                settings = [f"{name}={value}" for name, value in check.keywords.items()]
-                label = ",".join([check.func.__name__, *settings])
-                name = f"{type(estimator).__name__}-{label}"
-                yield pytest.param(estimator, check, id=name, marks=marks)
+DEFAULTS = [
+    one
+    for one in checks([type(model)() for model in REPRESENTATIVES], mark_of_defaults)
+    if not repeats(one.values[1])
+]
 
 
 # To try several starts takes most of the time of these fits, and changes nothing that is checked.
-@pytest.mark.slow
 @pytest.mark.usefixtures("given_start")
-@pytest.mark.parametrize(("estimator", "check"), checks_of_the_defaults())
+@pytest.mark.parametrize(("estimator", "check"), DEFAULTS)
 def test_scikit_learn_checks_of_the_defaults(estimator, check, monkeypatch):
     monkeypatch.setattr(_exact, "MOST_STEPS", 10)
     run_check(estimator, check)
