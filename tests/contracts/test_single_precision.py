@@ -206,6 +206,7 @@ def test_small_tables_are_computed_on_the_cpu():
             assert model.dtype_ == "float64" and not gpu.launches
 
 
+@pytest.mark.slow
 def test_inside_other_estimators():
     """One regressor inside is refused; of several, those that need double precision stay here."""
     X, y, X_new = table(n=60)

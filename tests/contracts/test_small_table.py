@@ -18,6 +18,9 @@ CLASSES = [
     if name[0].isupper()
     and "small_table" in inspect.signature(getattr(skscalablegp, name).__init__).parameters
 ]
+# The others are slow.
+QUICK = ("KISSGPRegressor", "RFFRegressor", "SVGPRegressor", "SVGPClassifier")
+SOME = [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in CLASSES]
 # Up to 512 rows all are inducing points, and the collapsed bound is exact without a replacement.
 ROWS = {"SGPRRegressor": 530}
 # Settings that make the method cheap, and that do not ask for it.
@@ -54,7 +57,7 @@ def test_the_first_line_of_the_docstring_names_the_choice(name):
     assert "exact" in first and "small_table" in first
 
 
-@pytest.mark.parametrize("name", CLASSES)
+@pytest.mark.parametrize("name", SOME)
 def test_the_report_says_which_of_the_two_answers(name):
     exact, X, _ = fitted(name)
     assert exact.fit_report_.summary.startswith(f"the exact process of {len(X)} rows")
@@ -66,7 +69,7 @@ def test_the_report_says_which_of_the_two_answers(name):
     assert method.score(X, y) > -1 and np.isfinite(method.predict_std(X)).all()
 
 
-@pytest.mark.parametrize("name", CLASSES)
+@pytest.mark.parametrize("name", SOME)
 def test_what_answers_is_the_exact_process(name):
     """The trained kernel in an exact model, whose predictions other tests hold to dense algebra."""
     model, X, y = fitted(name)
@@ -87,7 +90,7 @@ def test_what_answers_is_the_exact_process(name):
 
 
 @pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
-@pytest.mark.parametrize("name", CLASSES)
+@pytest.mark.parametrize("name", SOME)
 def test_a_refit_answers_by_what_it_was_asked_for(name):
     """Nothing of the exact process is left after a fit by the method, nor the other way around."""
     (X, y), settings = table(ROWS.get(name, 60)), {"optimizer": None}

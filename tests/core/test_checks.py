@@ -100,7 +100,11 @@ def test_only_a_target_that_more_rows_explain_better_is_rough(rows, length, nois
     ]
 
 
-@pytest.mark.parametrize("model", MODELS, ids=lambda m: type(m).__name__)
+@pytest.mark.parametrize(
+    "model",
+    [MODELS[0], *(pytest.param(model, marks=pytest.mark.slow) for model in MODELS[1:])],
+    ids=lambda m: type(m).__name__,
+)
 def test_a_rough_target_is_reported_by_models_that_approximate(model):
     (message,) = messages(model, *ROUGH)
     assert type(model).__name__ in message and "Use IterativeGPRegressor" in message
@@ -116,6 +120,7 @@ def test_a_rough_target_is_reported_by_networks():
     assert messages(given, X, y) == []
 
 
+@pytest.mark.slow
 def test_a_network_that_explains_the_rows_is_not_compared(monkeypatch):
     """A target of one direction: ridges are what networks find."""
     rng = np.random.default_rng(0)
@@ -125,6 +130,7 @@ def test_a_network_that_explains_the_rows_is_not_compared(monkeypatch):
     assert "check" not in model.fit_report_.seconds
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:RFFRegressor.*raise max_iter")
 def test_a_check_without_a_warning_changes_nothing(monkeypatch):
     model = MODELS[-1]

@@ -42,6 +42,7 @@ def log_likelihood(X, y, inverse):
     return max(value(scale, noise) for scale in (0.1, 0.3, 1.0) for noise in (0.01, 0.1, 1.0))
 
 
+@pytest.mark.slow
 def test_factors_are_those_of_a_likely_process():
     """The oracle is a dense process in NumPy, without the package's starts and kernels."""
     X, y, _ = table()
@@ -56,6 +57,7 @@ def test_factors_are_those_of_a_likely_process():
     assert_array_equal(factors_of(X, table()[1]), factors)
 
 
+@pytest.mark.slow
 def test_simple_models_replace_length_scales_where_there_are_many_rows_a_column():
     X, y, _ = table()
     few, some, many = (np.square(factors_of(X, y, n)) for n in (300, 2_000, 4_000))

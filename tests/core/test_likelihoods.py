@@ -211,7 +211,7 @@ def counts(n, seed):
 @pytest.mark.parametrize(
     "Model, settings",
     [
-        (SVGPRegressor, dict(n_inducing=20)),
+        pytest.param(SVGPRegressor, dict(n_inducing=20), marks=pytest.mark.slow),
         pytest.param(SVGPRegressor, dict(n_inducing=20, batch_size=100), marks=pytest.mark.slow),
         (QSGPRegressor, dict(n_components=64)),
         pytest.param(

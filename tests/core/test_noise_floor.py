@@ -59,6 +59,7 @@ def test_smooth_functions_without_noise(estimator):
     assert "1e-07" in said and "no noise" in said and "fit again" not in str(report)
 
 
+@pytest.mark.slow
 def test_some_rows_stand_for_those_of_a_larger_table(monkeypatch):
     X, y = smooth(400)
     X_new, y_new = smooth(1000, 1)
@@ -105,6 +106,7 @@ def test_bounds_of_others_are_theirs(known):
     assert_allclose(noise_of(model)[1], LOW)
 
 
+@pytest.mark.slow
 def test_time_ends_the_descent():
     """Whatever step ends the fit, the kernel's bounds hold for its values."""
     X, y = smooth(150)

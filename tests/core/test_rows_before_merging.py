@@ -136,6 +136,7 @@ def test_folds_of_relevance_vectors_share_no_input(monkeypatch):
         assert not inputs(X[held_out]) & inputs(X[rest])
 
 
+@pytest.mark.slow
 def test_held_out_rows_of_sampled_models_share_no_input_with_batches(monkeypatch):
     seen, rows = [], Sampler.rows
 
@@ -192,6 +193,7 @@ def heavy_table(n=300):
     return X, np.where(counts > 1, rng.random(n) < p, rng.random(n) < 1 - p).astype(int), counts
 
 
+@pytest.mark.slow
 def test_steps_of_classes_end_where_all_rows_would():
     X, y, counts = heavy_table()
     settings = dict(n_inducing=40, optimizer=None, random_state=0)
@@ -237,7 +239,10 @@ def copies(n=6000):
     "model",
     [
         SVGPClassifier(n_inducing=50, max_iter=60, random_state=0),
-        QSGPClassifier(n_components=256, max_iter=60, inference="stochastic", random_state=0),
+        pytest.param(
+            QSGPClassifier(n_components=256, max_iter=60, inference="stochastic", random_state=0),
+            marks=pytest.mark.slow,
+        ),
     ],
     ids=lambda model: type(model).__name__,
 )

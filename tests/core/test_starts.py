@@ -50,6 +50,7 @@ def value(problem, theta):
     return exact_marginal_likelihood(problem, torch.as_tensor(theta), False).value / len(problem.X)
 
 
+@pytest.mark.slow
 def test_wide_tables_start_at_the_columns_that_matter():
     X, y = wide()
     problem = problem_of(X, y)
@@ -246,6 +247,7 @@ def test_a_column_that_helps_others_is_found_after_them():
     assert search.best.theta[1 + 4] < 4 < gone[1 + 4]
 
 
+@pytest.mark.slow
 def test_a_steep_column_beside_strong_smooth_ones_is_found():
     """What it explains has been taken for noise, which has to fall together with its length."""
     rng = np.random.default_rng(0)

@@ -199,14 +199,15 @@ def test_mean_functions_of_scikit_learn(name):
         np.testing.assert_allclose(found, model.predict(rows), rtol=0, atol=1e-9 * y.std())
 
 
-@pytest.mark.parametrize("name", [marked_slow(name, {"stack"}) for name in MODELS])
+@pytest.mark.parametrize("name", [marked_slow(name, {"mean"}) for name in MODELS])
 def test_programs_take_any_number_of_rows(name):
     module, rows = sk.to_torch(fitted(name)), (NEW[:7], NEW[:1])
     for some, answer in zip(rows, any_rows(module, *rows), strict=True):
         close(answer, [part.numpy() for part in module(torch.tensor(some))], 1e-10)
 
 
-@pytest.mark.parametrize("name", [marked_slow(name, {"noise-by-trees"}) for name in MODELS])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MODELS)
 def test_onnx_files(name, tmp_path):
     sk.export_onnx(fitted(name), tmp_path / "model.onnx")
     for rows in (NEW, NEW[:1]):
@@ -237,6 +238,7 @@ def test_gradients_are_those_of_finite_differences(name):
         assert error.median() < 1e-6 and slope[:, j].abs().max() > 0
 
 
+@pytest.mark.slow
 def test_trees_alone_have_gradients_of_zero():
     model = quietly(sk.AutoGPRegressor(["trees", "randomized_trees"]), LARGE, TARGET)
     rows = torch.tensor(NEW, requires_grad=True)
@@ -326,7 +328,8 @@ def test_a_member_that_lacks_a_class():
     np.testing.assert_allclose(found, model.predict_proba(NEW), atol=1e-12)
 
 
-@pytest.mark.parametrize("name", [marked_slow(name, {"sampled"}) for name in CLASSIFIERS])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CLASSIFIERS)
 def test_classifiers_as_programs_and_files(name, tmp_path):
     model, dtype = classifier(name), "float32" if name == "probit" else "float64"
     (few,) = any_rows(sk.to_torch(model), NEW[:4])

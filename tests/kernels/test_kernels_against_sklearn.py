@@ -96,6 +96,13 @@ def check(kernel, X, W, offset=0.0):
     )
 
 
+@settings(max_examples=40)
+@given(cases())
+def test_some_random_trees_agree_with_scikit_learn(case):
+    check(*case)
+
+
+@pytest.mark.slow
 @settings(max_examples=200)
 @given(cases())
 def test_random_trees_agree_with_scikit_learn(case):

@@ -372,6 +372,7 @@ def test_what_trains_on_a_subset():
     assert StandardGradient().on_subset() is None
 
 
+@pytest.mark.slow
 def test_probes_of_the_preconditioners_covariance_are_unbiased_and_quieter():
     ours = problem(n=80)
     own = {"n_probes": 4, "preconditioner": "pivoted_cholesky", "solver_warm_start": False}

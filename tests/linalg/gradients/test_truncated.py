@@ -135,6 +135,7 @@ def test_settings():
         TruncatedGradient(ExponentialTruncation(min_iter=11)).bound(10)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("t", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_averaged_draws_and_preconditioned_probes_are_unbiased_and_quieter(t):
     ours, spreads = problem(t), []
