@@ -116,7 +116,8 @@ class Package:
             for place in _places(definitions, before)
         ]
         if len(places) != 1:
-            found = ", ".join(_dotted(file) for file, *_ in places)
+            files = [file for file, *_ in places] or self.files(target)
+            found = ", ".join(_dotted(file) for file in files)
             raise LookupError(f"{old!r} occurs {len(places)} times in {target} ({found})")
         file, holder, field, at = places[0]
         kept = getattr(holder, field)

@@ -7,9 +7,6 @@ UNITS = "tests/contracts/test_units.py"
 REPEATED = "tests/meta/test_heteroscedastic.py::TestRepeatedRows"
 ENCODING = "tests/meta/test_encoding.py"
 VALIDATION = "tests/core/test_validation.py"
-UNSEEN = "meta/_unseen.py"
-STACKED = "meta/_stacked.py"
-NOISE = "meta/_heteroscedastic.py"
 
 MUTANTS = [
     (
@@ -339,9 +336,9 @@ MUTANTS = [
     ),
     (
         "standard deviations leave out the fitted tails",
-        "meta/_scaled.py",
-        "noise=self.noise.times(std), tails=tails",
-        "tails=tails",
+        "Scaled.with_tails",
+        "replace(self, noise=self.noise.times(std), tails=tails)",
+        "replace(self, tails=tails)",
         "tests/contracts/test_one_distribution.py -k correlations_under_fitted_tails",
         True,
     ),
@@ -363,7 +360,7 @@ MUTANTS = [
     ),
     (
         "covariances under fitted tails are those of normal errors",
-        "meta/_posterior_modules.py",
+        "with_tails",
         "found = (found + c) * rho",
         "found = rho",
         "tests/contracts/test_one_distribution.py -k repeated_rows",
@@ -371,7 +368,7 @@ MUTANTS = [
     ),
     (
         "powers of tails have Hermite polynomials that are not normalised",
-        "meta/_scaled.py",
+        "Tails.powers",
         "(z * now - k**0.5 * before) / (k + 1) ** 0.5",
         "z * now - k * before",
         "tests/contracts/test_one_distribution.py -k correlations_under_fitted_tails",
@@ -379,9 +376,9 @@ MUTANTS = [
     ),
     (
         "seeds replace a solver's name by an object",
-        "meta/_below.py",
-        " and not _named_by_a_string(of, settings)",
-        "",
+        "opened",
+        'last == "random_state" and value is None and not _named_by_a_string(of, settings)',
+        'last == "random_state" and value is None',
         "tests/contracts/test_one_distribution.py -k 'other_models and love-nearest'",
         True,
     ),

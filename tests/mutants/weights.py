@@ -151,7 +151,7 @@ MUTANTS = [
     (
         "the Fisher information forgets it",
         "fisher_information",
-        "information += _of_repeats(part, theta)",
+        "information += _of_repeats(part, theta, directions)",
         "pass",
         f"{ORACLES} -k fisher",
     ),
