@@ -192,6 +192,32 @@ def test_only_probabilities_that_know_more_than_shares_count(informative):
     assert best_power(both, codes, shares, n_trained=float(gain) + 5) == 0
 
 
+def three_of_3000(seed, d):
+    rng = np.random.default_rng(seed)
+    return rng.standard_normal((3000, d)), (np.arange(3000) < 3).astype(int)
+
+
+def test_three_rows_of_a_class_take_few_small_factorisations():
+    model = QSGPClassifier(random_state=0).fit(*three_of_3000(0, 3))
+    # Measured: 32 steps of the start and of Newton's method, and one function.
+    assert model.n_iter_ <= 60
+    assert model.n_basis_ <= 20
+
+
+@pytest.mark.slow
+def test_rare_and_many_classes_take_bounded_work():
+    # Measured: 67 steps with 577 functions, and 82 steps with 64 points for each of 45 classes.
+    model = QSGPClassifier(random_state=0).fit(*three_of_3000(1, 10))
+    assert model.n_iter_ * model.n_basis_**2 <= 100 * 700**2
+    rng = np.random.default_rng(0)
+    X, W = rng.standard_normal((1000, 5)), rng.standard_normal((5, 50))
+    y = (X @ W + 0.5 * rng.gumbel(size=(1000, 50))).argmax(1)
+    model = SVGPClassifier(random_state=0).fit(X, y)
+    assert model.n_iter_ <= 110
+    assert len(model.inducing_points_) <= 64
+    assert model.variational_cov_.shape[0] == len(model.classes_) > 40
+
+
 @pytest.mark.parametrize("n", [60, 300])
 def test_one_row_of_a_class_is_no_error(n):
     rng = np.random.default_rng(0)
