@@ -39,6 +39,10 @@ class LeftOut:
         model learns from them: a mean that leaves out one row alone differs from that of all rows
         by the row's own share, and so reveals its target wherever the mean of all rows is known
         from other rows.
+    folds : tuple of (LeftOut, LeftOut)
+        For each fold, a fit without its rows: its predictions of the other rows, without their own
+        targets, and those of the rows of the fold. Only these tell how well errors of some rows
+        tell those of others: without one row alone, the error of a neighbour knows its target.
     """
 
     rows: np.ndarray
@@ -46,6 +50,7 @@ class LeftOut:
     std: np.ndarray | None
     how: Literal["leave_one_out", "held_out"]
     fold_mean: np.ndarray | None = None
+    folds: tuple[tuple[LeftOut, LeftOut], ...] = ()
 
     @property
     def variance(self) -> np.ndarray | None:

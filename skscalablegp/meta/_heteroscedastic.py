@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,11 +14,10 @@ from ..core.data import numbered
 from ..core.training import Budget
 from ..models.experts import PoERegressor
 from ._below import mean_square, told_noise
-from ._division import copies
-from ._noise import FEWEST_ROWS, NoiseModel, best_noise, level, supported
+from ._errors import Errors
+from ._noise import FEWEST_ROWS, NoiseModel, best_noise, level, predicted_by_folds, supported
 from ._noisy import NoisyRegressorBase
-from ._pool import occur_once
-from ._scaled import Scaled, noise_features
+from ._scaled import Scaled
 from ._unseen import Trial, Unseen, conclude
 
 # Largest number of closed-form leave-one-out rows; each costs more than a prediction.
@@ -152,11 +152,13 @@ class HeteroscedasticRegressor(NoisyRegressorBase):
     fold, at the same hyperparameters, even where the errors are those of a closed form. A mean that
     leaves out one row alone can reveal the target of this row.
 
-    In a table with repeated rows, copies are held out like any other row. Copies with equal targets
-    have small errors, which say little about the next copy. The noise model therefore takes such
-    errors to be at least as large as all are on average, and predicts copies without one another.
-    It never reduces a variance further than the number of held-out rows with so small a variance
-    supports: with k of them, to the mean squared error of all rows over 2 k.
+    Candidates for the noise model are compared on rows that were left out alone, and predict copies
+    of a row without one another. The error of a neighbour of such a row knows its target, though.
+    Where there is a closed form, the best candidate is therefore fitted again for each fold, to
+    errors of a fit without the fold, and is used as far as it predicts the errors of the fold:
+    with less variation, or not at all, if new or repeated inputs lose by it. No variance is
+    smaller than the number of held-out rows with so small a variance supports: with k of them,
+    the mean squared error at inputs that occur once, over k.
 
     The factor multiplies the whole standard deviation, including that of the latent function,
     because the function is known better where the noise is small. Regressors outside this package
@@ -245,7 +247,9 @@ class HeteroscedasticRegressor(NoisyRegressorBase):
                 reason = f"{type(fresh).__name__}.fit takes no noise_variance and no weights"
                 run.ignores("n_refits", reason)
             held = int(self.validation_fraction * len(X))
-            unseen = Unseen(run, X, y, known, self.residuals, held, _LEFT_OUT, common=False)
+            unseen = Unseen(
+                run, X, y, known, self.residuals, held, _LEFT_OUT, common=False, within=True
+            )
             trial, late = self._rounds(fresh, unseen, refits, run)
             self._report_residuals(trial, unseen, run)
             # Meanwhile callbacks receive the model that has been evaluated.
@@ -287,68 +291,78 @@ class HeteroscedasticRegressor(NoisyRegressorBase):
         self, trial: Trial, unseen: Unseen, known: Any, extra: float, run: FitRun
     ) -> tuple[Scaled, list[str]]:
         """The noise model and the tails of a regressor, from its errors on rows it has not seen."""
-        scaled, left = Scaled(trial.inner, extra=extra), trial.left
-        rows, X, y = left.rows, unseen.X, unseen.y
-        self.n_residuals_ = len(rows)
-        if not len(rows):
+        left, n = trial.left, len(unseen.X)
+        self.n_residuals_ = len(left.rows)
+        scaled = Scaled(trial.inner, extra=extra)
+        if not len(left.rows):
             return scaled, []
-        errors = y[rows] - left.mean
-        if left.std is None:
-            scaled, variance = replace(scaled, extra=mean_square(errors)), np.zeros(len(rows))
-        else:
-            noise = unseen.told(trial.fresh).get("noise_variance", np.zeros(len(X)))[rows]
-            variance = np.maximum(left.variance - noise, 1e-12 * left.variance)
-            if not left.std.min() > 0:
-                # Standard deviations of zero, as those of DummyRegressor, say nothing of errors.
-                scaled = replace(scaled, extra=mean_square(errors))
-        variance = scaled.extra + variance
-        total = variance + (0 if known is None else known[rows])
-        squares = np.square(errors) / total
+        if left.std is None or not left.std.min() > 0:
+            # Standard deviations of zero, as those of DummyRegressor, say nothing of errors.
+            scaled = replace(scaled, extra=mean_square(unseen.y[left.rows] - left.mean))
+        contained = unseen.told(trial.fresh).get("noise_variance", np.zeros(n))
+        known = np.zeros(n) if known is None else known
+        errors_of = partial(
+            Errors.of, y=unseen.y, extra=scaled.extra, contained=contained, known=known
+        )
+        found = errors_of(left)
         # Errors that are all zero, as those of a single row, say nothing of its deviation.
+        rows, squares = found.rows, found.squares
         model = level(squares if squares.any() else np.ones(len(rows)))
         logs, late = np.full(len(rows), model.level), []
         # A mean without one row alone would reveal the row's target. Without means of folds, the
         # columns and the standard deviation are the only features.
-        use = np.isfinite(left.feature_mean)
-        sees_mean = bool(use.sum() >= FEWEST_ROWS)
-        mean = left.feature_mean if sees_mean else None
-        use = use if sees_mean else np.ones(len(rows), bool)
+        means = np.full(n, np.nan)
+        means[left.rows] = left.feature_mean
+        sees_mean = bool(np.isfinite(means).sum() >= FEWEST_ROWS)
         if len(rows) >= FEWEST_ROWS:
             late = ["the noise model"]
             share = run.budget.share("noise")
             with run.stage("noise"), share.may_end():
                 if not run.stopped and share.left != 0:
-                    squares, rows = squares[use], rows[use]
-                    features = noise_features(
-                        X[rows], None if mean is None else mean[use], variance[use]
-                    )
-                    model, logs = self._best_noise(features, squares, unseen, rows, share)
-                    total, errors, late = total[use], errors[use], []
+                    use = np.isfinite(means) if sees_mean else np.ones(n, bool)
+                    found, seen = found.some(use), means if sees_mean else None
+                    folds = [(errors_of(a).some(use), errors_of(b)) for a, b in left.folds]
+                    model, logs, found = self._best_noise(found, folds, seen, unseen, share)
+                    late = []
         elif self.noise_estimator is not None:
             few = f"{len(rows)} rows are too few to learn more than a constant"
             run.ignores("noise_estimator", few)
         if late:
             run.ignores("noise_estimator", "there was no time for a noise model")
-        tails = self._best_tails(errors / np.sqrt(total * np.exp(logs)), run, self.tails)
+        z = found.errors / np.sqrt(found.total * np.exp(logs))
         scaled = replace(scaled, noise=model, sees_mean=sees_mean)
-        return scaled.with_tails(tails), late
+        return scaled.with_tails(self._best_tails(z, run, self.tails)), late
 
     def _best_noise(
-        self, F: np.ndarray, squares: np.ndarray, unseen: Unseen, rows: np.ndarray, share: Budget
-    ) -> tuple[NoiseModel, np.ndarray]:
-        """The noise model of errors at some rows, among them copies of others.
+        self,
+        found: Errors,
+        folds: list[tuple[Errors, Errors]],
+        means: np.ndarray | None,
+        unseen: Unseen,
+        share: Budget,
+    ) -> tuple[NoiseModel, np.ndarray, Errors]:
+        """The noise model of errors, and its logarithms for errors that it has not seen.
 
-        A row whose target equals that of a copy does not show that errors are small: such squares
-        are raised to their mean for the fit, and are themselves again for its evaluation.
+        Where a row was left out alone, the errors of its neighbours know its target. The folds have
+        errors of fits without the fold at the other rows, and at its own rows: if there are any,
+        the model is used as far as the former predict the latter.
         """
-        numbers, random_state = numbered(unseen.X), unseen.run.random_state
-        copied = ~occur_once(copies(unseen.X, unseen.y), rows)
-        raised = np.where(copied, np.maximum(squares, squares.mean()), squares)
-        counts = np.bincount(numbers)[numbers[rows]]
-        groups = np.where(counts <= _FEW_COPIES, numbers[rows], len(numbers) + rows)
-        given = groups if (counts > 1).any() else None
-        found = best_noise(F, raised, self.noise_estimator, random_state, share.check, given)
-        return supported(*found, squares, np.exp(2 * F[:, -1]), counts > 1)
+        X, random_state, numbers = unseen.X, unseen.run.random_state, numbered(unseen.X)
+        counts = np.bincount(numbers)[numbers]
+        groups = np.where(counts <= _FEW_COPIES, numbers, len(X) + np.arange(len(X)))
+        given = groups[found.rows] if (counts[found.rows] > 1).any() else None
+        F, squares = found.features(X, means), found.squares
+        model, logs = best_noise(F, squares, self.noise_estimator, random_state, share.check, given)
+        judges = found
+        if model.parts and folds:
+            tables = [(a.features(X, means), a.squares, b.features(X, means)) for a, b in folds]
+            logs = predicted_by_folds(model, tables, share.check)
+            judges = Errors.joined([new for _, new in folds])
+        repeated = counts[judges.rows] > 1
+        model, logs = supported(model, logs, judges.squares, judges.variance, repeated)
+        if model.parts:
+            return model, logs, judges
+        return level(squares), np.full(len(squares), level(squares).level), found
 
     def _report_residuals(self, trial: Trial, unseen: Unseen, run: FitRun) -> None:
         """How rows were predicted by models that have not seen them."""

@@ -33,7 +33,7 @@ class FoldFits:
     folds : list of (ndarray, ndarray)
         Rows to fit and rows to predict.
     answer : callable
-        ``answer(fitted, X)`` gives the predictions.
+        ``answer(fitted, fits, number)`` gives the predictions of a fold.
     """
 
     fresh: Any
@@ -41,11 +41,11 @@ class FoldFits:
     y: np.ndarray
     told: dict[str, np.ndarray]
     folds: Sequence[tuple[np.ndarray, np.ndarray]]
-    answer: Callable[[Any, np.ndarray], Any]
+    answer: Callable[[Any, FoldFits, int], Any]
 
     def __call__(self, number: int) -> tuple[Any, list[TrainingStep], str]:
         """The predictions of one fold, the steps of its fit, and how that has ended."""
-        fitted, new = self.folds[number]
+        fitted, _ = self.folds[number]
         inner, steps = clone(self.fresh), []
 
         def hear(step: TrainingStep) -> None:
@@ -57,7 +57,7 @@ class FoldFits:
         with reporting_only(evaluated=True):
             inner.fit(self.X[fitted], self.y[fitted], **told)
         status = inner.fit_report_.status if isinstance(inner, GPModel) else "completed"
-        return self.answer(inner, self.X[new]), steps, status
+        return self.answer(inner, self, number), steps, status
 
     def some(self, numbers: Int[Tensor, " k"]) -> list[tuple[Any, list[TrainingStep], str]]:
         """`__call__` for some folds."""

@@ -335,8 +335,8 @@ class MeanFunctionRegressor(MetaRegressorBase):
         fitted_process(self.estimator_).check_joint_memory(X, what)
 
 
-def _predicted(inner: Any, X: np.ndarray) -> np.ndarray:
-    return inner.predict(X)
+def _predicted(inner: Any, fits: FoldFits, number: int) -> np.ndarray:
+    return inner.predict(fits.X[fits.folds[number][1]])
 
 
 def _density(y: np.ndarray, left: LeftOut) -> float:

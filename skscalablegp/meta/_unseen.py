@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from copy import copy
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -82,6 +83,9 @@ class Unseen:
         Largest number of rows that are left out in closed form.
     features : bool, default=True
         Whether they get means of folds, from which a noise model may learn.
+    within : bool, default=False
+        Whether the fits of these folds leave out their own rows, too, so that noise models that
+        have not seen a fold can be evaluated on it.
     common : bool, default=True
         Whether all regressors are evaluated on the same rows, also one with held-out rows of its
         own.
@@ -103,10 +107,11 @@ class Unseen:
         most: int,
         features: bool = True,
         common: bool = True,
+        within: bool = False,
     ):
         run.check_memory(2 * X.nbytes, f"Two copies of {len(X):,} rows", "fit fewer rows")
         self.run, self.X, self.y, self.known, n = run, X, y, known, len(X)
-        self._features, self._common = features, common
+        self._features, self._common, self._within = features, common, within
         self._closed, self._required = way in ("auto", "leave_one_out"), way == "leave_one_out"
         if self._closed:
             way = min(_FOLDS, n) if held < _FEWEST_HELD_OUT else "held_out"
@@ -226,23 +231,32 @@ class Unseen:
         cost = _MARGIN * whole.seconds * (1.0 if whole.cut else 0.5)
         with run.budget.may_end(inner=True):
             if self._features and self.folds and not run.stopped and mine.allows(cost):
-                again = self._by_folds(with_kernel(fresh, whole.inner), mine, preview, False)
+                within = np.sort(order) if self._within else order[:0]
+                fixed = with_kernel(fresh, whole.inner)
+                again = self._by_folds(fixed, mine, preview, within)
                 if not again.cut:
                     means[again.left.rows] = again.left.mean
+                    found = replace(found, folds=again.left.folds)
         return replace(found, fold_mean=means[found.rows])
 
-    def _by_folds(self, fresh: Any, phase: Budget, preview: Preview, refits: bool = True) -> Trial:
-        """The fit without the first fold, and predictions of the folds that there is time for."""
+    def _by_folds(
+        self, fresh: Any, phase: Budget, preview: Preview, within: np.ndarray | None = None
+    ) -> Trial:
+        """The fit without the first fold, and predictions of the folds that there is time for.
+
+        `within` are rows that the fits leave out in closed form, too; no fit to all rows follows.
+        """
         run, parts, first, several = self.run, [], None, len(self.folds)
+        refits, within = within is None, np.empty(0, int) if within is None else within
         for j, (fitted, new) in enumerate(self.folds):
-            if j == 1 < several and (rest := self._in_jobs(fresh)) is not None:
+            if j == 1 < several and (rest := self._in_jobs(fresh, within)) is not None:
                 parts += rest
                 break
             if j == several:
                 break
             # The model of the first fold is complete; other rows only add to its evaluation.
             with run.budget.may_end(keep=first is not None, inner=True) as end:
-                trial = self._fold(fresh, fitted, new, phase, several - j, preview)
+                trial = self._fold(fresh, fitted, new, phase, several - j, preview, within)
                 parts.append(trial.left)
             if first is None:
                 first = trial
@@ -257,36 +271,31 @@ class Unseen:
                 break
         return replace(first, left=_joined(parts))
 
-    def _in_jobs(self, fresh: Any) -> list[LeftOut] | None:
+    def _in_jobs(self, fresh: Any, within: np.ndarray) -> list[LeftOut] | None:
         """The predictions of all folds but the first by joblib's jobs; none if one was cut."""
         run, folds, left = self.run, self.folds[1:], []
-        fits = FoldFits(fresh, self.X, self.y, self.told(fresh), folds, _unscaled)
+        answer = partial(_answer, within=within)
+        fits = FoldFits(fresh, self.X, self.y, self.told(fresh), folds, answer)
         with run.stage("held-out rows"), run.budget.may_end(inner=True):
             found = by_jobs(fits, run)
             if found is None:
                 return None
-            for ((mean, variance), steps, status), (_, new) in zip(found, folds, strict=True):
+            for answer, steps, status in found:
                 for step in steps:
                     run.monitor.relay(step)
                 if status not in ("max_seconds", "interrupted"):
-                    left.append(self._of_new(fresh, new, mean, variance))
+                    left.append(_finite(answer))
         return left if len(left) == len(folds) else []
 
-    def _of_new(self, fresh: Any, new: np.ndarray, mean: np.ndarray, variance: Any) -> LeftOut:
-        """Predictions of held-out rows with their known noise."""
-        if variance is not None:
-            variance = variance + self.told(fresh, new).get("noise_variance", 0.0)
-        std = None if variance is None else np.sqrt(variance)
-        return _finite(LeftOut(new, mean, std, "held_out"))
-
-    def _fold(self, fresh, fitted, new, phase, remaining: int, preview: Preview) -> Trial:
+    def _fold(self, fresh, fitted, new, phase, remaining: int, preview: Preview, within) -> Trial:
         """The fit to the rows of a fold, and its predictions of the others."""
         run = self.run
         part = phase.share("fit" if remaining == len(self.folds) else 1 / remaining)
         found = self._fitted(fresh, fitted, part, preview, False, True)
         with run.stage("held-out rows"):
-            predicted = run.budget.completed(lambda: _unscaled(found.inner, self.X[new]))
-        return replace(found, left=self._of_new(fresh, new, *predicted))
+            fits = FoldFits(fresh, self.X, self.y, self.told(fresh), [(fitted, new)], _answer)
+            left = run.budget.completed(lambda: _answer(found.inner, fits, 0, within))
+        return replace(found, left=_finite(left))
 
     def refitted(self, trial: Trial, preview: Preview, advised: bool = True) -> Trial:
         """The regressor fitted to all rows, if there is time; otherwise the trial unchanged.
@@ -312,10 +321,22 @@ class Unseen:
         return replace(found, left=trial.left)
 
 
-def _unscaled(inner: Any, X: np.ndarray) -> tuple[np.ndarray, Any]:
-    """Means and variances without a noise model."""
-    mean, variance, *_ = Scaled(inner).unscaled(X)
-    return mean, variance
+def _answer(inner: Any, fits: FoldFits, number: int, within: np.ndarray) -> LeftOut:
+    """Predictions of a fold by a fit without it, and those of other rows without their targets."""
+    scaled, (fitted, new) = Scaled(inner), fits.folds[number]
+    mean, variance, *_ = scaled.unscaled(fits.X[new])
+    noise = fits.told.get("noise_variance")
+    if variance is not None:
+        variance = variance + (0.0 if noise is None else noise[new])
+    left = LeftOut(new, mean, None if variance is None else np.sqrt(variance), "held_out")
+    some = np.flatnonzero(np.isin(fitted, within))
+    if not len(some):
+        return left
+    known = None if noise is None else noise[fitted]
+    others = scaled.left_out(fits.X[fitted], fits.y[fitted], known, some)
+    if others is None or others.how == "held_out":
+        return left
+    return replace(left, folds=((replace(others, rows=fitted[others.rows]), left),))
 
 
 def leaves_out(fresh: Any) -> str:
@@ -343,7 +364,8 @@ def _joined(parts: list[LeftOut]) -> LeftOut:
     std = None
     if parts[0].std is not None:
         std = np.concatenate([part.std for part in parts])[order]
-    return LeftOut(rows[order], mean, std, "held_out")
+    folds = tuple(pair for part in parts for pair in part.folds)
+    return LeftOut(rows[order], mean, std, "held_out", folds=folds)
 
 
 def conclude(run: FitRun, trials: list[Trial], late: list[str]) -> None:

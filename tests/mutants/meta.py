@@ -7,6 +7,9 @@ UNITS = "tests/contracts/test_units.py"
 REPEATED = "tests/meta/test_heteroscedastic.py::TestRepeatedRows"
 ENCODING = "tests/meta/test_encoding.py"
 VALIDATION = "tests/core/test_validation.py"
+UNSEEN = "meta/_unseen.py"
+STACKED = "meta/_stacked.py"
+NOISE = "meta/_heteroscedastic.py"
 
 MUTANTS = [
     (
@@ -198,13 +201,6 @@ MUTANTS = [
         True,
     ),
     (
-        "copies that agree teach that errors are small",
-        "HeteroscedasticRegressor._best_noise",
-        "raised = np.where(copied, np.maximum(squares, squares.mean()), squares)",
-        "raised = squares",
-        f"{REPEATED} -k keep_the_density",
-    ),
-    (
         "copies predict the errors of one another",
         "_candidates",
         "kind = KFold if groups is None else GroupKFold",
@@ -238,9 +234,9 @@ MUTANTS = [
     ),
     (
         "repeated rows buy what new ones lose",
-        "supported",
-        "certain and all(gains[kind].mean() >= 0 for kind in kinds)",
-        "certain",
+        "meta/_noise.py",
+        "if certain and all(_gains(gains[kind]) for kind in kinds):",
+        "if certain:",
         f"{REPEATED} -k does_not_buy",
         True,
     ),
@@ -380,6 +376,29 @@ MUTANTS = [
         'last == "random_state" and value is None and not _named_by_a_string(of, settings)',
         'last == "random_state" and value is None',
         "tests/contracts/test_one_distribution.py -k 'other_models and love-nearest'",
+        True,
+    ),
+    (
+        "errors of neighbours evaluate noise models",
+        NOISE,
+        "if model.parts and folds:",
+        "if False:",
+        f"{REPEATED} -k keep_the_density",
+    ),
+    (
+        "a noise model is evaluated on folds that it has seen",
+        "meta/_noise.py",
+        "parts = [part.fitted_again(F, squares / squares.mean()) for part in model.parts]",
+        "parts = model.parts",
+        "tests/meta/test_heteroscedastic.py -k fitted_without_the_fold",
+        True,
+    ),
+    (
+        "fits of folds have seen the rows that they leave out",
+        UNSEEN,
+        "others = scaled.left_out(fits.X[fitted], fits.y[fitted], known, some)",
+        "others = LeftOut(some, *inner.predict(fits.X[fitted[some]], True), 'leave_one_out')",
+        "tests/meta/test_heteroscedastic.py -k leave_out_their_own",
         True,
     ),
 ]
