@@ -130,8 +130,10 @@ def with_kernel(fresh: Any, fitted: Any) -> Any:
     kernel, process = getattr(fitted, "kernel_", None), getattr(fitted, "_exact", None)
     if kernel is None or "optimizer" not in settings:
         return fresh
-    # A network would be untrained, and standardised rows have units of their own.
+    # A network would be untrained, standardised rows have units of their own, and experts may have
+    # kernels of their own.
     of_rows = process is None or process.kernel == kernel
+    of_rows &= all(each == kernel for each in getattr(fitted, "kernels_", []))
     if isinstance(fitted, GPModel) and not (of_rows and fitted._kernel_sees_rows()):
         return fresh
     if process is not None and len(process.table.X) <= SMALL_TABLE:

@@ -167,3 +167,58 @@ def test_estimators_over_others(name):
     np.testing.assert_allclose(model.predict(NEW) / 50, (mean[:, 0] + shift) / 50, atol=tol, rtol=0)
     if not name.startswith("noise"):
         np.testing.assert_allclose(model.predict_std(NEW), deviations[:, 0], rtol=tol)
+
+
+EXPERTS = {"expert_size": 30, "n_experts": 3, "small_table": "method", "random_state": 0}
+
+
+def product(experts, kernels, rule, targets, noise, mean, std):
+    """The experts' own processes by dense algebra, and Liu et al. (2018), equations 4 to 13."""
+    found = []
+    for rows, kernel in zip(experts, kernels, strict=True):
+        k, white = kernel.k1, kernel.k2.noise_level
+        K, cross = k(X[rows]) + np.diag(white + noise[rows] / std**2), k(NEW, X[rows])
+        latent = k.diag(NEW) - (cross * np.linalg.solve(K, cross.T).T).sum(1)
+        found.append((cross @ np.linalg.solve(K, (targets[rows] - mean) / std), latent))
+    means, variances = map(np.array, zip(*found, strict=True))
+    prior = np.array([kernel.k1.diag(NEW) for kernel in kernels])
+    if rule == "grbcm":
+        power = 0.5 * np.log(variances[0] / variances)
+        power[1], power[0] = 1.0, 0.0
+        power[0] = 1 - power.sum(0)
+    else:
+        power = 0.5 * np.log(prior / variances)
+        power = power / power.sum(0)
+    variance = 1 / (power / variances).sum(0)
+    mean = mean + std * variance * (power / variances * means).sum(0)
+    return mean, std, variance
+
+
+@pytest.mark.parametrize(("shared", "rule"), [(True, "gpoe"), (False, "gpoe"), (True, "grbcm")])
+def test_experts_keep_their_kernels_and_rows(shared, rule):
+    """Further rows join one expert each; a mean kernel would be that of no expert."""
+    settings = {"share_hyperparameters": shared, "combination": rule, **EXPERTS}
+    start = sk.PoERegressor(**settings).fit(X[:N], Y[:N, 0])
+    assert len(start.experts_) == 3
+    noise = np.zeros(N + MORE)
+    noise[N:] = 30.0
+    more = fitted_process(start).with_rows(X[N:], Y[N:, 0], noise[N:])
+    joined = [
+        np.setdiff1d(new, old) for new, old in zip(more.experts_, start.experts_, strict=True)
+    ]
+    np.testing.assert_array_equal(np.sort(np.concatenate(joined)), np.arange(N, N + MORE))
+    assert [str(k) for k in more.kernels_] == [str(k) for k in start.kernels_]
+    assert shared == (len(set(map(str, start.kernels_))) == 1)
+    units = Y[:N, 0].mean(), Y[:N, 0].std()
+    for model, count in ((start, N), (more, N + MORE)):
+        mean, std, variance = product(
+            model.experts_, model.kernels_, rule, Y[:count, 0], noise, *units
+        )
+        np.testing.assert_allclose(model.predict(NEW) / std, mean / std, atol=1e-4, rtol=0)
+        latent = model.predict_std(NEW, include_noise=False)
+        np.testing.assert_allclose(latent, std * variance**0.5, rtol=1e-4)
+
+
+def test_folds_do_not_take_the_mean_kernel_of_experts():
+    fresh = sk.PoERegressor(share_hyperparameters=False, **EXPERTS)
+    assert str(with_kernel(fresh, clone(fresh).fit(X, Y[:, 0]))) == str(fresh)

@@ -6,10 +6,12 @@ Half of this file documents the parameters.
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
 from sklearn.gaussian_process.kernels import Kernel
+from sklearn.neighbors import NearestNeighbors
 
 from ...core import (
     ExactProcess,
@@ -23,7 +25,7 @@ from ...core import (
     train_or_report,
     warn_if_rough,
 )
-from ...core.data import Table
+from ...core.data import Table, column_spread
 from ...core.posteriors import Posterior
 from ...core.training import TrainingResult, TrainingStep
 from ...kernels import TorchKernel
@@ -406,6 +408,27 @@ class PoERegressor(GPRegressorBase):
         return self.kernels_ if not self.share_hyperparameters else [self.kernel_]
 
     # ------------------------------------------------------------------ prediction
+
+    def _with_rows(self, X: np.ndarray, y: np.ndarray, noise_variance: Any = None) -> PoERegressor:
+        """As in the base class: every expert keeps its kernel and its rows, and receives others.
+
+        A new row joins the expert of the nearest training row.
+        """
+        if self._exact is not None:
+            return super()._with_rows(X, y, noise_variance)
+        # With "grbcm", all experts begin with the rows of the first one, which it keeps alone.
+        first = int(self._rule == "grbcm")
+        own = [part[first * len(self.experts_[0]) :] for part in self.experts_[first:]]
+        units, rows = column_spread(self.X_train_), np.concatenate(own)
+        nearest = NearestNeighbors(n_neighbors=1).fit(self.X_train_[rows] / units)
+        at = nearest.kneighbors(X / units, return_distance=False)[:, 0]
+        joins = first + np.repeat(np.arange(len(own)), list(map(len, own)))[at]
+        other, n = self._grown(X, y, noise_variance), len(self.X_train_)
+        other.experts_ = [
+            np.append(part, n + np.flatnonzero(joins == k)) for k, part in enumerate(self.experts_)
+        ]
+        other._remember(None)
+        return other
 
     def _has_low_rank_form(self) -> bool:
         return False
