@@ -132,7 +132,9 @@ def draw_functions(model, n_samples: int = 1, random_state=0) -> FunctionDraws:
     Random features have finitely many weights, which are drawn. Other models draw functions of the
     prior from 2,000 random frequencies for each product of the kernel and move them to the data
     (Matheron's rule; Wilson et al. 2020). Draws of nearest-neighbour models jump where the
-    neighbours change. Beyond a grid, draws are what the grid determines there.
+    neighbours change. Draws of pathwise models are combinations of their stored samples. Beyond a
+    grid, draws are what the grid determines there. Functions are normal: a fitted shape of tails is
+    that of observations.
 
     Examples
     --------

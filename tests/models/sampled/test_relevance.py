@@ -1,13 +1,16 @@
 """Steps of relevance vector machines: which functions are dropped and added, and the evidence."""
 
 import copy
+import warnings
 
 import numpy as np
 import torch
 from numpy.testing import assert_allclose
 from scipy.optimize import minimize_scalar
+from sklearn.exceptions import ConvergenceWarning
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel, WhiteKernel
 
+from skscalablegp import QSRVMRegressor, draw_functions
 from skscalablegp.core.data import RowSource, Scaling
 from skscalablegp.core.training import Budget
 from skscalablegp.kernels import compile_kernel
@@ -100,3 +103,40 @@ def test_relevance_steps_raise_the_evidence():
     assert_allclose(run.evidence, evidence(), rtol=1e-6)
     assert_allclose(run.score(), (0.5 * len(run.active) - run.evidence) / 80)
     assert run.score() < before and len(run.active) < 40
+
+
+def test_drawn_functions_have_the_moments_of_the_closed_form():
+    """The machine's mean, and the process with the relevance vectors as inducing points."""
+    rng, s = np.random.default_rng(0), 250
+    X, new = rng.uniform(-3, 3, (150, 2)), rng.uniform(-4, 4, (15, 2))
+    y = 100 + 50 * (np.sin(2 * X[:, 0]) + 0.3 * rng.standard_normal(150))
+    model = QSRVMRegressor(
+        2.0 * RBF([0.7, 0.7]) + WhiteKernel(0.1),
+        optimizer=None,
+        n_components=40,
+        normalize_y=True,
+        standardize=False,
+        random_state=0,
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        model.fit(X, y)
+    kernel, Z = model.kernel_.k1, model.relevance_vectors_
+    K, cross, seen = kernel(Z), kernel(new, Z), kernel(Z, X)
+    right = y.mean() + y.std() * cross / kernel.diag(Z) @ model.coef_.reshape(len(Z))
+    inner = np.linalg.inv(K + seen @ seen.T / model.noise_variance_) - np.linalg.inv(K)
+    covariance = y.var() * (kernel(new) + cross @ inner @ cross.T)
+    # One factor, which fits the errors of held-out rows, multiplies all variances.
+    factor = model.predict_std(new, include_noise=False) ** 2 / covariance.diagonal()
+    assert_allclose(factor, factor[0], rtol=1e-6)
+    assert factor[0] < 0.9
+    covariance *= factor[0]
+    means, products = [], []
+    for seed in range(16):
+        f = draw_functions(model, s, random_state=seed).values(new) - right[:, None]
+        means.append(f.mean(1))
+        products.append(f @ f.T / s)
+    std = np.sqrt(covariance.diagonal())
+    assert np.abs(np.mean(means, 0) / std).max() < 4.5 / (16 * s) ** 0.5
+    error = np.maximum(np.std(products, 0, ddof=1) / 4, np.outer(std, std) / (16 * s) ** 0.5)
+    assert (np.abs(np.mean(products, 0) - covariance) < 5 * error).all()
