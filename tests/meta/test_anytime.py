@@ -199,6 +199,7 @@ def test_cut_predictions_are_compared_on_common_rows(clock):
     assert set(model.members_) == {"line", "slow"}
 
 
+@pytest.mark.slow
 def test_a_slow_member_without_weight_does_not_limit_the_rows_of_others(clock):
     X, y = table(MANY)
     named = [("line", Toy(0)), ("slow", Toy(2, row_seconds=5.4e-2))]
@@ -376,6 +377,7 @@ def test_members_have_noise_models_of_their_own():
     assert -model.leaderboard_["varying"].nll < new + 0.1
 
 
+@pytest.mark.slow
 def test_noise_models_of_members_learn_from_held_out_rows(monkeypatch):
     """From the errors of rows that the member has not seen, and without the rows themselves."""
     X, y = with_varying_errors(BIG, 0)
@@ -400,6 +402,7 @@ def test_noise_models_of_members_learn_from_held_out_rows(monkeypatch):
     assert_allclose(2 * np.log(model.held_out_std_), 2 * F[:, -1] + logs)
 
 
+@pytest.mark.slow
 def test_copies_of_fitted_rows_may_only_raise_the_noise():
     """A memory is sure of copies; most are exact, and a few are far away."""
     rng = np.random.default_rng(0)
@@ -456,6 +459,7 @@ def test_errors_of_zero_leave_a_least_variance():
     assert_allclose(np.mean(y[X[:, 0] > 0.5] ** 2 / np.exp(logs[X[:, 0] > 0.5]) * 1e3), 1, atol=0.1)
 
 
+@pytest.mark.slow
 def test_a_noise_model_is_kept_if_time_leaves_out_those_of_members(monkeypatch):
     X, y = with_varying_errors(600, 0)
     own = _member_noise.best_noise

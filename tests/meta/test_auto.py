@@ -212,6 +212,7 @@ class TestAutoGPRegressor:
         assert 0.9 < inside < 0.99
         assert model.score(X, y) > 0.95
 
+    @pytest.mark.slow
     def test_held_out_errors_belong_to_what_predicts(self, large):
         """The held-out predictions are those of the members fitted without these rows."""
         model, X, y = large
@@ -224,6 +225,7 @@ class TestAutoGPRegressor:
         assert_allclose(model.leaderboard_["linear"].nll, expected, rtol=1e-3)
         assert np.std(y[held] - model.held_out_mean_) < 0.5 * np.std(errors)
 
+    @pytest.mark.slow
     def test_the_leaderboard(self, large):
         model, _, _ = large
         board = model.leaderboard_
@@ -236,6 +238,7 @@ class TestAutoGPRegressor:
         names = [row.member for row in board if row.weight > 0]
         assert sorted(names) == sorted(model.members_)
 
+    @pytest.mark.slow
     def test_seconds_have_the_names_of_members(self, large):
         """Not of the classes inside them, such as Pipeline; their time is that of the member."""
         model, _, _ = large
@@ -264,6 +267,7 @@ class TestAutoGPRegressor:
         with pytest.raises(RuntimeError, match="cannot be fitted"):
             AutoGPRegressor([("wrong", Wrong())]).fit(*table(50))
 
+    @pytest.mark.slow
     def test_copies_of_rows_do_not_let_a_memory_win(self):
         X, y = table(2200)
         X[1000:], y[1000:] = X[:1200], y[:1200]

@@ -86,6 +86,7 @@ def test_refits_repeat(small):
     assert_array_equal(again.predict_proba(X), model.predict_proba(X))
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*max_iter")
 @pytest.mark.parametrize("classes", [2, 3])
 def test_few_rows_have_quick_folds(classes):

@@ -49,6 +49,7 @@ def fixed(**params):
 
 
 class TestLOVE:
+    @pytest.mark.slow
     @pytest.mark.parametrize(
         "below", [fixed(grid_size=25, solver="cg"), None], ids=["grid", "rows"]
     )
@@ -75,6 +76,7 @@ class TestLOVE:
         assert errors[0] > 3 * errors[1] > 9 * errors[2]
         assert low.estimator_ is below
 
+    @pytest.mark.slow
     def test_the_rank_grows_until_the_error_is_small(self):
         X, y, _ = table()
         for below in (

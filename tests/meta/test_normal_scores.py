@@ -98,6 +98,7 @@ def test_short_budgets_and_few_rows_compare_nothing():
     assert fitted(HEAVY[:190], Y[:190]).encoding_ == []
 
 
+@pytest.mark.slow
 def test_an_interrupt_leaves_the_columns():
     seen = []
 

@@ -206,6 +206,7 @@ def test_the_report_has_every_ending():
     assert stack(process(), process()).fit(X, y).fit_report_.status == "converged"
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("error")
 def test_advice_to_use_another_model_is_for_single_regressors(monkeypatch):
     """Weights decide between several; other warnings of a member are passed on."""

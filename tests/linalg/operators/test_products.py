@@ -186,6 +186,7 @@ def test_tiles_shrink_to_the_memory(keep):
             H.matmul(there)
 
 
+@pytest.mark.slow
 def test_a_refit_without_memory_leaves_the_old_model_whole():
     X = rows(torch.float64).numpy()
     y = np.sin(X.sum(1))
