@@ -7,9 +7,6 @@ UNITS = "tests/contracts/test_units.py"
 REPEATED = "tests/meta/test_heteroscedastic.py::TestRepeatedRows"
 ENCODING = "tests/meta/test_encoding.py"
 VALIDATION = "tests/core/test_validation.py"
-UNSEEN = "meta/_unseen.py"
-STACKED = "meta/_stacked.py"
-NOISE = "meta/_heteroscedastic.py"
 
 MUTANTS = [
     (
@@ -234,9 +231,9 @@ MUTANTS = [
     ),
     (
         "repeated rows buy what new ones lose",
-        "meta/_noise.py",
-        "if certain and all(_gains(gains[kind]) for kind in kinds):",
-        "if certain:",
+        "supported",
+        "certain and all(_gains(gains[kind]) for kind in kinds)",
+        "certain",
         f"{REPEATED} -k does_not_buy",
         True,
     ),
@@ -380,14 +377,14 @@ MUTANTS = [
     ),
     (
         "errors of neighbours evaluate noise models",
-        NOISE,
-        "if model.parts and folds:",
-        "if False:",
+        "HeteroscedasticRegressor._best_noise",
+        "model.parts and folds",
+        "False",
         f"{REPEATED} -k keep_the_density",
     ),
     (
         "a noise model is evaluated on folds that it has seen",
-        "meta/_noise.py",
+        "predicted_by_folds",
         "parts = [part.fitted_again(F, squares / squares.mean()) for part in model.parts]",
         "parts = model.parts",
         "tests/meta/test_heteroscedastic.py -k fitted_without_the_fold",
@@ -395,7 +392,7 @@ MUTANTS = [
     ),
     (
         "fits of folds have seen the rows that they leave out",
-        UNSEEN,
+        "_answer",
         "others = scaled.left_out(fits.X[fitted], fits.y[fitted], known, some)",
         "others = LeftOut(some, *inner.predict(fits.X[fitted[some]], True), 'leave_one_out')",
         "tests/meta/test_heteroscedastic.py -k leave_out_their_own",

@@ -357,9 +357,9 @@ MUTANTS = [
     ),
     (
         "functions of relevance vectors leave out the factor of variances",
-        "models/sampled/_process.py",
-        "share = self.coef.cpu()[:, :, None], self.scale**0.5",
-        "share = self.coef.cpu()[:, :, None], 1.0",
+        "ProcessPosterior.functions",
+        "self.scale**0.5",
+        "1.0",
         f"{RELEVANCE} -k drawn_functions",
         True,
     ),
