@@ -306,7 +306,7 @@ def test_leaving_out_a_target_is_a_fit_without_it():
 @pytest.mark.parametrize("settings", [{}, {"inference": "stochastic"}])
 def test_powers_of_sampled_models_know_what_was_trained(settings):
     """Without signal the shares predict; the hyperparameters of a strong one are worth it."""
-    X, y, fresh, _ = table("noise", 60, 8, 0.5, 2, 4)
+    X, y, fresh, _ = table("noise", 50, 8, 0.5, 2, 13)
     model = QSGPClassifier(random_state=0, **settings).fit(X, y)
     assert model.probability_power_ == 0
     assert_allclose(model.predict_proba(fresh[:3]), np.tile(model.class_prior_, (3, 1)))
