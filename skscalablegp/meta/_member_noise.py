@@ -8,13 +8,15 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from ..core.training import Budget, StopTraining
-from ._division import Rows
-from ._noise import MISSES, ROUNDS, NoiseModel, best_noise
+from ._division import Rows, copies
+from ._noise import ROUNDS, NoiseModel, best_noise
 from ._pool import Validated, negative_log_density
 from ._scaled import noise_features
 
 # Only the best members have noise models of their own, since each one costs several fits of trees.
 MOST_VARYING = 4
+# No variance is smaller than the mean square of this number of usual errors among all scored rows.
+_MISSES = 0.5
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,9 +63,12 @@ class Errors:
         squares = np.square(self.y - mean) / (variance + self.known)
         raised = np.where(self.scored, squares, np.maximum(squares, np.exp(level)))
         F = noise_features(self.X, mean, variance)
-        noise, logs = best_noise(F, raised, None, np.random.RandomState(seed), share.check)
+        # Copies have one error, which each of them would tell of the others.
+        numbers = copies(self.X, self.y)
+        groups = numbers if numbers.max(initial=-1) + 1 < len(numbers) else None
+        noise, logs = best_noise(F, raised, None, np.random.RandomState(seed), share.check, groups)
         square = np.square(self.y - mean)[self.scored].mean()
-        least = float(np.log(max(MISSES * square / self.scored.sum(), np.finfo(float).tiny)))
+        least = float(np.log(max(_MISSES * square / self.scored.sum(), np.finfo(float).tiny)))
         bound = least - np.log(variance) if noise.parts else np.full(len(logs), -np.inf)
         # The raised squares shape the model, and do not calibrate it. Nor do rows with the least
         # variance, whose errors are too small for it.

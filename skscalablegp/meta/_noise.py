@@ -32,7 +32,7 @@ _LEAST = 1e-12
 # the mean square of this number of such errors among k rows. If they are as rare, this variance has
 # the largest expected log density. On 26 drawn tables with repeated rows half as many cost up to
 # 0.4 nats at the next copies, and twice as many lose a tenth of what the noise model gains.
-MISSES = 1.0
+_MISSES = 1.0
 # Rounds in which the rows with the least variance and the level of the others are found.
 ROUNDS = 3
 # Factors on the variation of a model, until neither new nor repeated inputs lose by it.
@@ -320,7 +320,7 @@ def supported(
     kinds = [kind for kind in (repeated, ~repeated) if kind.sum() >= _FEWEST_OF_A_KIND]
     usual = squares * variance
     usual = usual[~repeated] if np.sum(~repeated) >= _FEWEST_OF_A_KIND else usual
-    support = MISSES * float(usual.mean())
+    support = _MISSES * float(usual.mean())
     for power in _SHRUNK if model.parts else ():
         shrunk = plain.level + power * (logs - plain.level)
         shift, least = _least_variance(squares, variance, shrunk, support)

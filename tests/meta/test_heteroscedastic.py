@@ -20,6 +20,7 @@ from sklearn.preprocessing import StandardScaler
 from sklearn.tree import DecisionTreeRegressor
 
 from skscalablegp import (
+    AutoGPRegressor,
     HeteroscedasticRegressor,
     IterativeGPRegressor,
     MeanFunctionRegressor,
@@ -32,9 +33,10 @@ from skscalablegp import (
     SVGPRegressor,
 )
 from skscalablegp.core import FitRun, fitted_process
-from skscalablegp.core.training import StopTraining
+from skscalablegp.core.training import Budget, StopTraining
 from skscalablegp.kernels import Columns
 from skscalablegp.meta._jobs import FoldFits
+from skscalablegp.meta._member_noise import Errors
 from skscalablegp.meta._noise import (
     NoiseModel,
     NoisePart,
@@ -326,13 +328,14 @@ class Repeats:
     function and noise of all rows.
     """
 
-    def __init__(self, n, seed, equal, noise, vary=0.0, kind="normal"):
+    def __init__(self, n, seed, equal, noise, vary=0.0, kind="normal", share=1 / 6):
+        count = int(share * n)
         self.rng, self.equal, self.noise = np.random.default_rng(seed), equal, noise
         self.vary, self.kind = vary, kind
-        self.seen = self.rng.standard_normal((n - n // 6, 4))
+        self.seen = self.rng.standard_normal((n - count, 4))
         self.targets = self.drawn(self.seen)
         self.often = np.exp(1.5 * self.rng.standard_normal(len(self.seen)))
-        X, y = self.repeated(n // 6)
+        X, y = self.repeated(count)
         self.X, self.y = np.vstack([self.seen, X]), np.append(self.targets, y)
 
     def drawn(self, X):
@@ -435,6 +438,31 @@ class TestRepeatedRows:
                 for groups in (None, numbers)
             )
             assert alone != "a constant" and together == "a constant"
+
+    def test_copies_share_their_fold_in_automatic_models(self):
+        """Five equal rows each have one error, which nothing else tells; others show the noise."""
+        rng = np.random.RandomState(0)
+        X = np.repeat(rng.uniform(size=(100, 1)), 5, axis=0)
+        y = np.repeat(np.where(rng.uniform(size=100) < 0.2, 4.0, 0.1), 5)
+        known, scored = np.zeros(500), np.ones(500, bool)
+
+        def learned(X, y):
+            errors = Errors(np.arange(500), X, y, known, scored)
+            return errors.model(known, np.ones(500), 0.0, 0, Budget())[0]
+
+        assert learned(X, y).name == "a constant"
+        two = np.repeat([[0.0], [1.0]], 250, axis=0)
+        assert learned(two, rng.standard_normal(500) * np.where(two[:, 0] > 0, 4, 0.1)).gain > 1
+
+    @pytest.mark.slow
+    @pytest.mark.parametrize(("equal", "seed"), [(0.95, 0), (1.0, 1)])
+    def test_automatic_models_cover_new_inputs(self, equal, seed):
+        """3,000 rows with 1,000 different inputs."""
+        table = Repeats(3000, seed, equal, 0.1, share=2 / 3)
+        model = AutoGPRegressor(["iterative", "trees"], random_state=0).fit(table.X, table.y)
+        for X, y in (table.repeated(3000), table.new(3000)):
+            low, high = model.predict_interval(X, 0.95).T
+            assert np.mean((low <= y) & (y <= high)) > 0.88
 
 
 class TestFolds:
