@@ -136,6 +136,10 @@ def draw_functions(model, n_samples: int = 1, random_state=0) -> FunctionDraws:
     grid, draws are what the grid determines there. Functions are normal: a fitted shape of tails is
     that of observations.
 
+    Where the data explain nearly all of the prior variance, the rest is at high frequencies, of
+    which few are drawn. With a Matern kernel (nu=1.5) and a posterior variance of 6e-5 of the prior
+    one, draws have standard deviations 15 % too small.
+
     Examples
     --------
     >>> import numpy as np
