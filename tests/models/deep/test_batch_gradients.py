@@ -263,6 +263,7 @@ def fed(rule, scale, seed=0, n=800, m=12, b=16, steps=1000, activation=torch.tan
         yield F, state
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "activation",
     [

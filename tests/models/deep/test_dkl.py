@@ -31,6 +31,7 @@ from skscalablegp.models.deep._source import exact_problem
 from skscalablegp.models.deep._stepper import WeightSpaceStepper
 
 ALL = [SCGDDKLRegressor, MinimaxDKLRegressor, BSGDDKLRegressor]
+FIRST_QUICK = [ALL[0], *(pytest.param(cls, marks=pytest.mark.slow) for cls in ALL[1:])]
 SMALL = {"feature_extractor": (12,), "max_epochs": 8, "random_state": 0}
 
 
@@ -71,7 +72,7 @@ def test_predictions_are_those_of_a_dense_process_on_the_features(cls, kernel):
         assert_allclose(model.history_["objective"][-1], dense / len(X), rtol=0.2)
 
 
-@pytest.mark.parametrize("cls", ALL)
+@pytest.mark.parametrize("cls", FIRST_QUICK)
 def test_training_learns_and_keeps_the_best_score(cls):
     X, y = table(400)
     X_new, y_new = table(200, seed=1)
@@ -575,6 +576,7 @@ def test_ascent_and_descent_draw_their_own_batches(monkeypatch):
 
 
 # The multiplier of the minimax problem takes longer to follow the features.
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "made, epochs",
     [(SCGDDKLRegressor, 60), pytest.param(MinimaxDKLRegressor, 90, marks=pytest.mark.slow)],
@@ -639,6 +641,7 @@ def test_held_out_rows_choose_the_noise_without_exact_passes(monkeypatch):
     assert abs(np.log(model.noise_variance_) - model.history_["theta"][-1][-1]) > 0.01
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "Model",
     [
@@ -669,6 +672,7 @@ def first_weights(X, y, sample_weight=None, **settings):
     return model.fit(X, y, sample_weight=sample_weight)._tensors[0]
 
 
+@pytest.mark.slow
 def test_first_weights_are_random_numbers_over_length_scales(monkeypatch):
     """Beside the factors they are those of a network that knows nothing of the columns."""
     X, y = four_of_many(150, 9)

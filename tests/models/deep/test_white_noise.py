@@ -11,6 +11,7 @@ from sklearn.gaussian_process.kernels import RBF, ConstantKernel, DotProduct, Wh
 from skscalablegp import BSGDDKLRegressor, MinimaxDKLRegressor, SCGDDKLRegressor
 
 ALL = [SCGDDKLRegressor, MinimaxDKLRegressor, BSGDDKLRegressor]
+FIRST_QUICK = [ALL[0], *(pytest.param(cls, marks=pytest.mark.slow) for cls in ALL[1:])]
 C, D, W = ConstantKernel, DotProduct, WhiteKernel
 KERNELS = [
     C() * D() + W(),
@@ -66,7 +67,7 @@ def test_the_posterior_is_that_of_the_kernel(cls, kernel, held_out):
     check_dense(model, *(np.concatenate(pair) for pair in zip((X, y), more, strict=True)))
 
 
-@pytest.mark.parametrize("cls", ALL)
+@pytest.mark.parametrize("cls", FIRST_QUICK)
 def test_a_white_kernel_is_the_noise_that_is_learned_without_one(cls):
     X, y = table(300)
     plain = fitted(cls, C() * D(), X, y)
@@ -82,7 +83,7 @@ def test_a_white_kernel_is_the_noise_that_is_learned_without_one(cls):
     assert_allclose(white.predict_std(X) ** 2 - latent**2, noise, rtol=1e-7)
 
 
-@pytest.mark.parametrize("cls", ALL)
+@pytest.mark.parametrize("cls", FIRST_QUICK)
 def test_random_features_with_white_noise_learn_the_function_and_the_noise(cls):
     X, y = table(400)
     kernel = C() * RBF() + W()

@@ -185,6 +185,7 @@ def test_the_series_telescopes_for_every_draw_of_frequencies():
     torch.testing.assert_close(mean, exact_terms(ours))
 
 
+@pytest.mark.slow
 def test_the_gradient_estimator_draws_it_all_itself():
     ours = problem()
     theta, g = ours.kernel.theta0, generator(3)
@@ -208,6 +209,7 @@ def test_few_rows_are_trained_exactly():
 # ---------------------------------------------------------------- the estimators
 
 
+@pytest.mark.slow
 def test_many_features_give_the_exact_process():
     X, y = table()
     kernel = C(1.0) * RBF([1.0, 1.0]) + W(0.1)

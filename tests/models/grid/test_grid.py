@@ -34,7 +34,7 @@ def test_interpolates_quadratics_exactly_and_smooth_functions_to_third_order():
     assert errors[0] / errors[1] > 7 and errors[1] / errors[2] > 7
 
 
-@pytest.mark.parametrize("d", [1, 2, 3])
+@pytest.mark.parametrize("d", [1, 2, pytest.param(3, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("structure", ["product", "additive"])
 def test_moments(d, weighted, structure, monkeypatch):
