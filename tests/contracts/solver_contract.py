@@ -103,7 +103,9 @@ class SolverContract(Contract):
     def test_reaches_the_tolerance_in_float32(self, row, problem, tol):
         expect_solved(row, problem, tol, torch.float32)
 
-    @pytest.mark.parametrize("tol", [1e-2, 1e-4, 1e-8])
+    @pytest.mark.parametrize(
+        "tol", [pytest.param(1e-2, marks=SLOW), 1e-4, pytest.param(1e-8, marks=SLOW)]
+    )
     def test_an_ill_conditioned_end_is_honest(self, row, tol):
         problem = spectrum_problem(1e6)
         stopping = RelativeResidual(tol) | MaxEpochs(200)

@@ -162,7 +162,7 @@ def onnx_answers(path, rows):
 # ------------------------------------------------------------------ regressors
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", [marked_slow(name, set(MODELS) - {"auto"}) for name in MODELS])
 def test_modules_predict_what_their_models_predict(name):
     model = fitted(name)
     for rows in (NEW, NEW[:1], LARGE):

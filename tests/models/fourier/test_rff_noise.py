@@ -196,7 +196,7 @@ def assert_suits(model):
 
 
 @pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
-@pytest.mark.parametrize("t", [1, 2])
+@pytest.mark.parametrize("t", [1, pytest.param(2, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("end", ENDS)
 def test_noise_suits_wherever_training_ends(end, t):
     X, y = table(t=t)
