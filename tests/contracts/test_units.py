@@ -2,9 +2,12 @@
 
 import numpy as np
 import pytest
+import torch
 from sklearn.base import clone
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel, Matern, WhiteKernel
 from sklearn.linear_model import LinearRegression
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
 
 import skscalablegp as sk
 from skscalablegp.core import fitted_process
@@ -222,3 +225,113 @@ def test_experts_keep_their_kernels_and_rows(shared, rule):
 def test_folds_do_not_take_the_mean_kernel_of_experts():
     fresh = sk.PoERegressor(share_hyperparameters=False, **EXPERTS)
     assert str(with_kernel(fresh, clone(fresh).fit(X, Y[:, 0]))) == str(fresh)
+
+
+def of_process(process, rows, targets, new, noise=0.0):
+    """Means and variances of observations by dense algebra at a fitted process's kernel."""
+    centre, std = targets.mean(), targets.std()
+    k, white = process.kernel_.k1, process.kernel_.k2.noise_level
+    K, cross = k(rows) + np.diag(white + noise / std**2 + np.zeros(len(rows))), k(new, rows)
+    mean = centre + std * (cross @ np.linalg.solve(K, (targets - centre) / std))
+    variance = k.diag(new) + white - (cross * np.linalg.solve(K, cross.T).T).sum(1)
+    return mean, std**2 * variance
+
+
+def test_members_of_stacks():
+    """A mixture of a process, of another one behind a scaler, and of a line."""
+    scaled = make_pipeline(StandardScaler(), sk.RFFRegressor())
+    named = [
+        ("process", sk.IterativeGPRegressor()),
+        ("scaled", scaled),
+        ("line", LinearRegression()),
+    ]
+    model = sk.StackedGPRegressor(named, random_state=0).fit(X, Y[:, 0])
+    process, behind, line = model.estimators_
+    assert (model.weights_[:2] > 0).any()
+    last = line.predict(NEW)
+    moments = [
+        of_process(process, X, Y[:, 0], NEW),
+        of_process(behind[-1], behind[0].transform(X), Y[:, 0], behind[0].transform(NEW)),
+        (last, np.full(len(last), model._members[2].extra)),
+    ]
+    factors = [np.exp(member.noise.level) for member in model._members]
+    mean = sum(w * m for w, (m, _) in zip(model.weights_, moments, strict=True))
+    variance = sum(
+        w * (f * v + (m - mean) ** 2)
+        for w, f, (m, v) in zip(model.weights_, factors, moments, strict=True)
+    )
+    found = model.predict(NEW, return_std=True)
+    np.testing.assert_allclose(found[0] / 50, mean / 50, atol=1e-4, rtol=0)
+    np.testing.assert_allclose(found[1], np.sqrt(variance), rtol=1e-4)
+
+
+class Told(sk.IterativeGPRegressor):
+    """Keeps the known noise that its fits receive."""
+
+    received = []
+
+    def fit(self, X, y, noise_variance=None, sample_weight=None):
+        self.received.append(noise_variance)
+        return super().fit(X, y, noise_variance, sample_weight)
+
+
+def test_noise_that_was_learned_reaches_the_second_fit_in_units_of_y():
+    Told.received.clear()
+    y = Y[:, 0] + 100 * X[:, 0] ** 2 * np.random.default_rng(1).standard_normal(len(X))
+    rows, y = np.vstack([X, X + 1e-3]), np.append(y, y[::-1])
+    model = sk.HeteroscedasticRegressor(Told(), n_refits=1, random_state=0).fit(rows, y)
+    inner = model.estimator_
+    noise = [each for each in Told.received if each is not None and len(each) == len(y)][-1]
+    # Without the first round's noise the errors have a mean square of some thousands.
+    assert noise.shape == y.shape and 0.1 < noise.mean() / y.var() < 2
+    mean, _ = of_process(inner, rows, y, NEW, noise)
+    np.testing.assert_allclose(model.predict(NEW) / y.std(), mean / y.std(), atol=1e-4, rtol=0)
+
+
+def test_a_warm_start_on_more_rows():
+    """A fit that continues has the units of the first one."""
+    model = sk.QSGPRegressor(warm_start=True, random_state=0).fit(X[:N], Y[:N, 0]).fit(X, Y[:, 0])
+    mean, std = Y[:N, 0].mean(), Y[:N, :1].std(0)
+    right = dense(model, "sampled", Y[:, :1], np.zeros(N + MORE), mean, std)
+    found = model.predict(NEW, return_std=True)
+    np.testing.assert_allclose(found[0] / std, right[0][:, 0] / std, atol=2e-2, rtol=0)
+    np.testing.assert_allclose(found[1], right[1][:, 0], rtol=2e-2)
+
+
+def test_further_rows_behind_a_scaler():
+    """The scaler keeps its units, as the kernel does."""
+    model = make_pipeline(StandardScaler(), sk.IterativeGPRegressor()).fit(X[:N], Y[:N, 0])
+    more = sk.as_botorch(model).condition_on_observations(*map(torch.tensor, (X[N:], Y[N:, :1])))
+    found = more.posterior(torch.tensor(NEW))
+    scale, process = model[0].transform, model[-1]
+    centre, std = Y[:N, 0].mean(), Y[:N, 0].std()
+    k, white = process.kernel_.k1, process.kernel_.k2.noise_level
+    cross = k(scale(NEW), scale(X))
+    K = k(scale(X)) + white * np.eye(len(X))
+    mean = centre + std * (cross @ np.linalg.solve(K, (Y[:, 0] - centre) / std))
+    latent = k.diag(scale(NEW)) - (cross * np.linalg.solve(K, cross.T).T).sum(1)
+    np.testing.assert_allclose(found.mean[:, 0].detach() / 50, mean / 50, atol=1e-4, rtol=0)
+    np.testing.assert_allclose(found.variance[:, 0].detach().sqrt(), std * latent**0.5, rtol=1e-3)
+
+
+@pytest.mark.slow
+def test_members_of_automatic_models(monkeypatch):
+    """Kernels that members share, and those of fits to all rows, have the units of the targets."""
+    rng, fits, own = np.random.default_rng(0), [], sk.AutoGPRegressor._fitted_to
+
+    def recorded(self, fresh, rows, some, *more):
+        fits.append((own(self, fresh, rows, some, *more), some))
+        return fits[-1][0]
+
+    monkeypatch.setattr(sk.AutoGPRegressor, "_fitted_to", recorded)
+    rows = rng.uniform(size=(2100, 2))
+    y = 1000 + 50 * (np.sin(6 * rows[:, 0]) + rows[:, 1] + 0.1 * rng.standard_normal(2100))
+    names = ["exact", "neighbors", "iterative", "trained_neighbors"]
+    sk.AutoGPRegressor(names, random_state=0).fit(rows, y)
+    assert {type(fit[0]).__name__ for fit, _ in fits} == {"IterativeGPRegressor", "NNGPRegressor"}
+    assert len(fits) > 4
+    for (process, _), some in fits:
+        mean, variance = of_process(process, rows[some], y[some], NEW)
+        found = process.predict(NEW, return_std=True)
+        np.testing.assert_allclose(found[0] / 50, mean / 50, atol=2e-2, rtol=0)
+        np.testing.assert_allclose(found[1], np.sqrt(variance), rtol=0.05)
