@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ..._validation import check_memory
 from ...kernels import MAX_POWER, Node, Term, TorchKernel
+from ...linalg.blocks import look_up
 from ...linalg.operators import slope
 from ._grid import Grid, keys_weights
 from ._sparse import CPU
@@ -24,6 +25,13 @@ SMALLEST_NOISE = 1e-9
 _BLOCK_PAIRS = 2**18
 # Up to this many points a dense factor is faster than two Fourier transforms.
 _DENSE_POINTS = 256
+# Axes with more points are long: their matrices are decomposed in halves, or, if a budget allows at
+# most this share of the rank, for the largest eigenvalues alone. The decomposition of 4,000 points
+# takes 14, 3.5 or, for a rank of 400, .5 seconds.
+LONG_AXIS, _SMALL_PART = 1000, 0.4
+# Vectors of the space for the largest eigenvalues beside their number, and the share of the largest
+# eigenvalue there below which others are mostly rounding.
+_SPARE, _SURE = 16, 1e-13
 # Eigenvalues below this fraction of the largest are mostly rounding.
 _ROUNDING = 100 * torch.finfo(torch.float64).eps
 
@@ -100,6 +108,11 @@ class GridKernel:
     @property
     def n_points(self) -> int:
         return self.grid.n_points
+
+    @property
+    def long_axes(self) -> bool:
+        """Whether decomposing the matrix of an axis takes more than a tenth of a second."""
+        return any(size > LONG_AXIS for shape in self.grid.shapes for size in shape)
 
     def columns(self, theta: Float[Tensor, " p"]) -> list[list[list[Tensor]]]:
         """First columns of the Toeplitz factors, by component, term and axis; differentiable."""
@@ -239,8 +252,10 @@ class GridKernel:
                 done += cut.rank
         return GridFactor(F, columns)
 
-    def cuts(self, theta: Float[Tensor, " p"], tol: float) -> list[list[_Cut]]:
-        """The eigenpairs of each component's terms that the factor keeps.
+    def cuts(
+        self, theta: Float[Tensor, " p"], tol: float, vectors: bool = True
+    ) -> list[list[_Cut]]:
+        """The eigenpairs of each component's terms that the factor keeps, or only their number.
 
         Raises
         ------
@@ -249,7 +264,8 @@ class GridKernel:
         """
         columns = self._nested(self._flat(theta))
         n_terms = sum(len(terms) for terms in columns)
-        cuts = [[_Cut(values, tol / n_terms) for values in terms] for terms in columns]
+        part, most = tol / n_terms, self.most_rank
+        cuts = [[_Cut(values, part, most, vectors) for values in terms] for terms in columns]
         m, r = self.n_points, sum(cut.rank for terms in cuts for cut in terms)
         if self.most_rank is not None and r > self.most_rank:
             for cut in (cut for terms in cuts for cut in terms):
@@ -409,11 +425,22 @@ def kronecker_matmul(columns: list[Tensor], V: Float[Tensor, "m s"]) -> Float[Te
 
 
 class _Cut:
-    """The largest eigenpairs of a term, without a tail of eigenvalues that add up to `tol`."""
+    """The largest eigenpairs of a term, without a tail of eigenvalues that add up to `tol`.
 
-    def __init__(self, columns: list[Tensor], tol: float):
-        self._pairs = [torch.linalg.eigh(toeplitz(c)) for c in columns]
-        self._places, self._values = _kept([values for values, _ in self._pairs], tol)
+    Of a long axis no more than `most` are computed, if that is a small part of them.
+    """
+
+    def __init__(
+        self, columns: list[Tensor], tol: float, most: int | None = None, vectors: bool = True
+    ):
+        self._pairs = [_eigenpairs(column, most, vectors) for column in columns]
+        values = [pair[0] for pair in self._pairs]
+        # The sum of the eigenvalues that have not been computed.
+        missing = 0.0
+        if any(len(v) < len(c) for v, c in zip(values, columns, strict=True)):
+            missing = math.prod(float(len(c) * c[0]) for c in columns)
+            missing -= math.prod(float(v.sum()) for v in values)
+        self._places, self._values = _kept(values, tol - missing)
         self.rank = len(self._places)
 
     def shorten(self, rank: int) -> None:
@@ -429,6 +456,72 @@ class _Cut:
             along = vectors[:, torch.from_numpy(chosen)].to(device, non_blocking=True)
             block = (block[:, None, :] * along[None]).flatten(0, 1)
         return block
+
+
+def _eigenpairs(
+    column: Float[Tensor, " m"], most: int | None, vectors: bool
+) -> tuple[Tensor, Tensor]:
+    """Eigenvalues, and eigenvectors as columns if wanted, of the matrix with this first column."""
+    look_up()
+    m = len(column)
+    if m > LONG_AXIS and most is not None and most <= m * _SMALL_PART:
+        return leading_pairs(column, most)
+    if m > LONG_AXIS:
+        return halved_eigh(column, vectors)
+    return torch.linalg.eigh(toeplitz(column))
+
+
+def halved_eigh(column: Float[Tensor, " m"], vectors: bool = True) -> tuple[Tensor, Tensor]:
+    """The eigenpairs by two decompositions of half the size, a quarter of the operations.
+
+    The eigenvectors of a symmetric Toeplitz matrix are symmetric, (u, v, J u), or antisymmetric,
+    (u, 0, -J u), where J reverses (Cantoni and Butler 1976). Without `vectors` these are empty.
+    """
+    m, h = len(column), len(column) // 2
+    steps = torch.arange(h, device=column.device)
+    A, JC = toeplitz(column[:h]), column[m - 1 - steps[:, None] - steps]
+    even, odd = A + JC, A - JC
+    if m % 2:
+        edge = 2**0.5 * column[1 : h + 1].flip(0)
+        even = torch.cat([even, edge[None]])
+        even = torch.cat([even, torch.cat([edge, column[:1]])[:, None]], 1)
+    if not vectors:
+        values = [torch.linalg.eigvalsh(even)]
+        look_up()
+        values.append(torch.linalg.eigvalsh(odd))
+        return torch.cat(values), column.new_empty(m, 0)
+    (low, u), _ = torch.linalg.eigh(even), look_up()
+    high, w = torch.linalg.eigh(odd)
+    V = column.new_zeros(m, m)
+    V[:h, : len(low)], V[m - h :, : len(low)] = u[:h], u[:h].flip(0)
+    V[:h, len(low) :], V[m - h :, len(low) :] = w, -w.flip(0)
+    V *= 2**-0.5
+    if m % 2:
+        V[h, : len(low)] = u[h]
+    return torch.cat([low, high]), V
+
+
+def leading_pairs(column: Float[Tensor, " m"], rank: int) -> tuple[Tensor, Tensor]:
+    """The largest eigenpairs, nearly, so that their matrix is at most the whole one.
+
+    Nystrom's method on a space of slow cosines after two products with the matrix, which are by
+    FFT; O(m r^2). Halko, Martinsson and Tropp (2011), algorithm 5.5.
+    """
+    m = len(column)
+    places, waves = torch.arange(m).double() + 0.5, torch.arange(rank + _SPARE).double()
+    Q = torch.cos(torch.outer(places, waves) * (math.pi / m)).to(column)
+    for _ in range(2):
+        look_up()
+        Q = torch.linalg.qr(toeplitz_matmul(column, Q))[0]
+    look_up()
+    image = toeplitz_matmul(column, Q)
+    inner = Q.T @ image
+    sizes, turn = torch.linalg.eigh((inner + inner.T) / 2)
+    sure = sizes > _SURE * sizes[-1]
+    F = image @ (turn[:, sure] / sizes[sure].sqrt())
+    squares, turn = torch.linalg.eigh(F.T @ F)
+    values, turn = squares[-rank:], turn[:, -rank:]
+    return values, F @ (turn / values.clamp_min(torch.finfo(F.dtype).tiny).sqrt())
 
 
 def _kept(values: list[Tensor], tol: float) -> tuple[Tensor, Tensor]:

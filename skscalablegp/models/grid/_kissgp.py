@@ -30,9 +30,10 @@ from ...core import (
 )
 from ...core.data import Table
 from ...core.posteriors import Posterior
-from ...core.training import TrainingResult
+from ...core.training import Budget, TrainingResult
 from ...kernels import TorchKernel, compile_kernel
 from ...linalg.gradients import ExactEvaluation, GPProblem
+from ...linalg.solvers import Status
 from ._grid import Grid, make_grid
 from ._grid_kernel import GridKernel
 from ._network import (
@@ -337,7 +338,9 @@ class KISSGPRegressor(GPRegressorBase):
         return self._fit(X, y, noise_variance, sample_weight)
 
     _sums_rows = True
-    _of_method = ("grid_", "_network", "_kept", "_most_rank")
+    _of_method = ("grid_", "_network", "_kept", "_most_rank", "_unfinished")
+    # Weights of a solve with products that time has ended.
+    _unfinished: np.ndarray | None = None
 
     def _fit(
         self, X: Any, y: Any, noise_variance: Any, sample_weight: Any, stream: bool = False
@@ -373,7 +376,8 @@ class KISSGPRegressor(GPRegressorBase):
             made = self._on_grid(table, features, held, run)
             run.preview = lambda model, step: model._finish(made, step.theta)
             result = self._train(made.problem, plan.training, features is not None, run)
-            evaluation = run.finish("grid", lambda: self._finish(made, result.theta))
+            budget = run.budget
+            evaluation = run.finish("grid", lambda: self._finish(made, result.theta, budget))
             if len(self.grid_.components) > 1 and not asks_for_grid(self):
                 self._check_interactions(table, run)
             n_iter = n_steps + result.n_iter
@@ -448,15 +452,17 @@ class KISSGPRegressor(GPRegressorBase):
             kernel = grid_default_kernel(table, grid, shortest)
         compiled = compile_kernel(kernel, table.X.shape[1], priors=run.priors)
         table.check_separable(compiled)
-        on_grid, rank = self._with_rank(compiled, grid)
+        on_grid, rank = self._with_rank(compiled, grid, run)
         seen = held is None or not held.any()
         on_grid, rank = self._from_start(on_grid, rank, table if seen else table.rows(held), run)
         return GridFit(features, *self._sums(on_grid, rank, table, held, run))
 
-    def _with_rank(self, kernel: TorchKernel, grid: Grid) -> tuple[GridKernel, int]:
+    def _with_rank(self, kernel: TorchKernel, grid: Grid, run: FitRun) -> tuple[GridKernel, int]:
         """The kernel on the grid, and the rank of its covariance if that is factorised."""
         on_grid = GridKernel(kernel, grid, self._budget(), self._fit_device())
-        return on_grid, 0 if self.solver == "cg" else check_rank(on_grid, kernel.theta0)
+        if self.solver == "cg":
+            return on_grid, 0
+        return on_grid, check_rank(on_grid, kernel.theta0, run.budget.limit is not None)
 
     def _from_start(
         self, on_grid: GridKernel, rank: int, table: Table, run: FitRun
@@ -468,7 +474,7 @@ class KISSGPRegressor(GPRegressorBase):
             kernel.to_sklearn(torch.as_tensor(start.theta)), kernel.n_features, priors=run.priors
         )
         try:
-            on_grid, rank = self._with_rank(moved, on_grid.grid)
+            on_grid, rank = self._with_rank(moved, on_grid.grid, run)
             run.reports(start=start.describe())
         except MemoryError:  # Short length scales take a large rank.
             run.advise_other_model(
@@ -492,6 +498,7 @@ class KISSGPRegressor(GPRegressorBase):
             n = len(some.X)
         if self.solver == "cg":
             probes = RowProbes(on_grid.grid, some.X, some.noise, run.generator, some.counts)
+            run.budget.reserve("final solve")
         if n < rank and n * on_grid.n_points <= _FEW_NUMBERS:
             some = some.whole()
             parts = some.X, some.targets, some.noise, on_grid.device, some.counts, some.within
@@ -557,7 +564,9 @@ class KISSGPRegressor(GPRegressorBase):
                     "IterativeGPRegressor, SVGPRegressor, or feature_extractor=(64, 2)."
                 )
 
-    def _finish(self, made: GridFit, theta: Any) -> GridEvaluation | ProductEvaluation:
+    def _finish(
+        self, made: GridFit, theta: Any, budget: Budget | None = None
+    ) -> GridEvaluation | ProductEvaluation:
         """The fitted model at these hyperparameters."""
         kernel = made.problem.grid_kernel
         self.kernel_ = kernel.kernel.to_sklearn(torch.as_tensor(theta))
@@ -565,11 +574,18 @@ class KISSGPRegressor(GPRegressorBase):
         self._network = made.features
         self._most_rank = kernel.most_rank
         self._kept = made.rows.settled(*self._white_and_prior())
-        return self._evaluate(made.problem.probes)
+        return self._evaluate(made.problem.probes, budget)
 
-    def _evaluate(self, probes: Any = None) -> GridEvaluation | ProductEvaluation:
+    def _evaluate(
+        self, probes: Any = None, budget: Budget | None = None
+    ) -> GridEvaluation | ProductEvaluation:
         """Store the posterior and its likelihood."""
-        posterior = self._build_posterior(probes)
+        self._unfinished = None
+        posterior = self._build_posterior(probes, budget)
+        solve = posterior.evaluation.solve
+        if solve is not None and solve.status is Status.MAX_SECONDS:
+            # A copy of the model could not end a solve at the same step.
+            self._unfinished = posterior.evaluation.weights.cpu().numpy()
         self._remember(posterior)
         self.log_marginal_likelihood_value_ = posterior.evaluation.value
         self.log_marginal_likelihood_std_error_ = posterior.evaluation.std_error
@@ -725,11 +741,11 @@ class KISSGPRegressor(GPRegressorBase):
         kernel = GridKernel(self._trained_kernel(), self.grid_, *settings)
         return GridProblem.make(kernel, self._kept, round(self._kept.moments.n), probes)
 
-    def _build_posterior(self, probes: Any = None) -> Posterior:
+    def _build_posterior(self, probes: Any = None, budget: Budget | None = None) -> Posterior:
         problem = self._problem(probes)
         theta = problem.kernel.theta0
         if self._products_:
-            evaluation = evaluate_products(problem, theta)
+            evaluation = evaluate_products(problem, theta, budget, self._unfinished)
             return ProductPosterior(problem.grid_kernel, theta, evaluation)
         evaluation = grid_marginal_likelihood(problem, theta, eval_gradient=False)
         return GridPosterior(problem.grid_kernel, theta, evaluation)

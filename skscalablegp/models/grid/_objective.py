@@ -32,6 +32,8 @@ _CUT_VARIANCE = 1e-9
 # Columns that are timed for a budget, the products of m r^2 operations in an evaluation without its
 # gradient (r^3 ones included), and a rank that no budget is too short for.
 _TIMED, _SQUARES, _LEAST_RANK = 32, 2.0, 100
+# The same products for the eigenvectors of long axes.
+_LONG_SQUARES = 8.0
 # Numbers in one block of columns on the grid.
 _BLOCK_NUMBERS = 2**21
 
@@ -490,7 +492,8 @@ def affordable_rank(problem: GridProblem, budget: Budget) -> int | None:
     V = torch.ones(problem.grid_kernel.n_points, _TIMED, dtype=torch.float64, device=CPU)
     V = V.to(problem.grid_kernel.device)
     product = budget.timed(lambda: gram @ V) / _TIMED
-    square = _SQUARES * budget.timed(lambda: V.T @ V) / _TIMED**2
+    squares = _SQUARES + _LONG_SQUARES * problem.grid_kernel.long_axes
+    square = squares * budget.timed(lambda: V.T @ V) / _TIMED**2
     part = budget.share("evaluation on a grid")
     ranks = range(_LEAST_RANK, max(_LEAST_RANK + 1, problem.grid_kernel.n_points + 1))
     most = part.affordable(lambda r: product * r + square * r * r, ranks)
@@ -547,18 +550,23 @@ def few_rows_gradient(problem: GridProblem, theta: Float[Tensor, " p"]) -> Gradi
     return GradientEstimate(grad, value, None, jitter)
 
 
-def check_rank(kernel: GridKernel, theta: Float[Tensor, " p"]) -> int:
+def check_rank(kernel: GridKernel, theta: Float[Tensor, " p"], limited: bool = False) -> int:
     """The rank of the prior; refuse one that does not fit into memory, before any row is read.
 
-    Rows with little noise need a higher rank than the one that is checked here.
+    Rows with little noise need a higher rank than the one that is checked here. Where time is
+    `limited`, long axes are not decomposed for it: the rank is that of all points at most, and
+    `affordable_rank` will bound it.
 
     Raises
     ------
     MemoryError
         The message names the rank and how to reduce it.
     """
+    if limited and kernel.long_axes:
+        return kernel.n_points
     with torch.no_grad():
-        cuts = kernel.cuts(theta, _CUT_VARIANCE * float(kernel.prior(theta)) * kernel.n_points)
+        tol = _CUT_VARIANCE * float(kernel.prior(theta)) * kernel.n_points
+        cuts = kernel.cuts(theta, tol, vectors=False)
     return sum(cut.rank for terms in cuts for cut in terms)
 
 

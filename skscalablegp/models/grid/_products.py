@@ -10,12 +10,15 @@ import torch
 from jaxtyping import Float
 from torch import Generator, Tensor
 
+from ...core.training import Budget
+from ...linalg.blocks import look_up, watched
 from ...linalg.gradients import GradientEstimate, GradientEstimator
 from ...linalg.operators import SelfAdjointOperator
 from ...linalg.solvers import (
     CG,
     Lanczos,
     MaxIterations,
+    MaxSeconds,
     RelativeResidual,
     SolveSummary,
     Status,
@@ -75,6 +78,7 @@ class GridOperator(SelfAdjointOperator):
 
     def dual(self, V: Float[Tensor, "m s"]) -> Float[Tensor, "m s"]:
         """K V."""
+        look_up()
         return apply_columns(self._columns, self._grid, V)
 
     def gram(self, V: Float[Tensor, "m s"]) -> Float[Tensor, "m s"]:
@@ -91,7 +95,10 @@ class GridOperator(SelfAdjointOperator):
         return self.image(V, self.dual(V))
 
     def inverse(
-        self, B: Float[Tensor, "m s"], largest: float = float("inf")
+        self,
+        B: Float[Tensor, "m s"],
+        largest: float = float("inf"),
+        seconds: float | None = None,
     ) -> tuple[Float[Tensor, "m s"], SolveSummary]:
         """(I + G K)^-1 B by conjugate gradients; W' H^-1 y is that of B = W' D^-1 y.
 
@@ -102,6 +109,8 @@ class GridOperator(SelfAdjointOperator):
             Largest residual, in the norm of K, besides the relative one. With little noise B is
             large, and a small share of it is a large error of a prediction. Rounding can put it
             out of reach, which is no failure.
+        seconds : float, optional
+            The time that the solve may take.
 
         Returns
         -------
@@ -111,11 +120,13 @@ class GridOperator(SelfAdjointOperator):
         """
         goal = (largest / self.norms(B)).clamp(_FINEST, _TOL).cpu()
         stopping = RelativeResidual(goal) | MaxIterations(_MOST_PRODUCTS)
+        if seconds is not None:
+            stopping |= MaxSeconds(seconds)
         solution = solve(self, B, CG(residual_refresh=None), stopping=stopping)
         residual, status = float(solution.residuals.max()), solution.status
         if residual <= _TOL:
             status = Status.CONVERGED
-        remedy = "" if status is Status.CONVERGED else _REMEDY
+        remedy = "" if status in (Status.CONVERGED, Status.MAX_SECONDS) else _REMEDY
         return solution.value, SolveSummary(status, residual, solution.n_iter, remedy)
 
     def log_det(self, probes: Float[Tensor, "m s"]) -> tuple[float, float]:
@@ -202,7 +213,7 @@ class ProductEvaluation:
     ----------
     value, std_error : float
         An estimate of the log marginal likelihood, summed over targets, and its standard error plus
-        the largest possible bias of the quadrature; NaN without probes.
+        the largest possible bias of the quadrature; NaN without probes, or without time for it.
     operator : GridOperator
     weights : Tensor of shape (m, t)
         W' H^-1 Y; K times these is the mean on the grid.
@@ -224,22 +235,41 @@ class ProductEvaluation:
     rank = None
 
 
-def evaluate_products(problem: GridProblem, theta: Float[Tensor, " p"]) -> ProductEvaluation:
-    """The weights of the posterior, and an estimate of the likelihood if there are probes."""
+def evaluate_products(
+    problem: GridProblem,
+    theta: Float[Tensor, " p"],
+    budget: Budget | None = None,
+    weights: np.ndarray | None = None,
+) -> ProductEvaluation:
+    """The weights of the posterior, and an estimate of the likelihood if there are probes.
+
+    Within a budget the solve for the weights may end early, and the likelihood is unknown if there
+    is no time left for it. Given `weights` are those of such a solve.
+    """
+    budget = Budget() if budget is None else budget
     kernel, theta = problem.grid_kernel, theta.detach().double()
     noise, jitter, moments = raised_noise(problem, theta)
     operator, n, b = GridOperator(kernel, theta, moments.gram), moments.n, moments.rhs
-    weights, solve = operator.inverse(b, PREDICTED)
-    mean, t = operator.dual(weights), b.shape[1]
+    if weights is None:
+        solution, solve = operator.inverse(b, PREDICTED, budget.for_result())
+    else:
+        solution, solve = (
+            torch.from_numpy(weights).to(b),
+            SolveSummary(Status.MAX_SECONDS, math.nan, 0.0),
+        )
+    mean, t = operator.dual(solution), b.shape[1]
     value = error = float("nan")
     explained, left = torch.stack([(b * mean).sum(), missed_sum(moments, mean)]).tolist()
     if problem.probes is not None:
-        log_det, error = operator.log_det(problem.probes.at(noise, kernel.device)[0])
-        log_det += moments.log_det
-        quadratic = moments.total - explained
-        value = -0.5 * (quadratic + t * log_det + n * t * math.log(2 * math.pi))
+        with budget.may_end(), watched(budget.check):
+            log_det, error = operator.log_det(problem.probes.at(noise, kernel.device)[0])
+            log_det += moments.log_det
+            quadratic = moments.total - explained
+            value = -0.5 * (quadratic + t * log_det + n * t * math.log(2 * math.pi))
     missed = misfit(moments, left, t, jitter)
-    return ProductEvaluation(value, 0.5 * t * error, operator, weights, mean, jitter, missed, solve)
+    return ProductEvaluation(
+        value, 0.5 * t * error, operator, solution, mean, jitter, missed, solve
+    )
 
 
 class ProductGradient(GradientEstimator):
@@ -251,7 +281,9 @@ class ProductGradient(GradientEstimator):
         operator = GridOperator(kernel, theta, moments.gram)
         b, (p, beside) = moments.rhs, problem.probes.at(noise, kernel.device)
         t, s = b.shape[1], p.shape[1]
-        solved, _ = operator.inverse(torch.cat([b, p], 1))
+        solved, _ = operator.inverse(torch.cat([b, p], 1), seconds=state.seconds_left)
+        # A solve that time has ended is not good enough for a step.
+        look_up()
         u, q = solved[:, :t], solved[:, t:]
         mean = operator.dual(u)
         # dL/dnoise = (v'v - t tr H^-1) / 2 with v = H^-1 y = D^-1 (y - W mean).
