@@ -7,6 +7,7 @@
 # make mutants  the same, then copies of the package that are broken on purpose: tests should fail
 # make typecheck  mypy on typical uses, on the modules that users import, and on the lower layers
 # make test-oldest  the tests with the lowest versions of pyproject.toml, in an environment of its own
+# make golden write the recorded values of tests/golden again, and print what has changed
 # make faults the same, then refits that fail at random places, by exceptions and by signals
 #
 # Variables:
@@ -15,6 +16,7 @@
 #   WORKERS      test processes; each uses THREADS threads
 #   CASES, SEED  how many cases "make fuzz" draws, and from which seed
 #   FAULTS       how many faults of each kind "make faults" injects into each estimator's refit
+#   GOLDEN_ARGS  arguments of "make golden", such as "-k nngp" and "--measure"
 #   MUTANTS      families of mutants for "make mutants", or other arguments of tests/mutants/run.py,
 #                such as "--all-killers FILE"; default: all families
 #   OLDEST       where that environment lives
@@ -25,6 +27,7 @@
 #                shapes in its signature, or "all"; "make test" checks one in each process
 #   PERTURBED    relative size of a perturbation of all numbers that estimators read in tests, such as
 #                1e-12: no test should depend on the last digits
+#   ORDER        seed of a random order of the tests: none should need another one before it
 
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
@@ -33,6 +36,7 @@ WORKERS ?= 2
 THREADS ?= 1
 PYTEST_ARGS ?=
 MUTANTS ?=
+GOLDEN_ARGS ?=
 CASES ?= 2000
 SEED ?= 0
 FAULTS ?= 25
@@ -70,12 +74,12 @@ export SKSCALABLEGP_DATA ?= $(abspath ../shared/data)
 endif
 
 # Threads that wait give up their core: on a busy machine, spinning ones cost far more than they save.
-demo test test-all test-night test-every test-oldest fuzz fuzz-files faults mutants doc: export OMP_WAIT_POLICY ?= PASSIVE
+demo test test-all test-night test-every test-oldest fuzz fuzz-files faults golden mutants doc: export OMP_WAIT_POLICY ?= PASSIVE
 
 # Read by doc/conf.py.
 export SKSCALABLEGP_DOC_OFFLINE
 
-.PHONY: help demo test test-all test-night test-every test-oldest fuzz fuzz-files faults mutants lint typecheck format doc bench clean
+.PHONY: help demo test test-all test-night test-every test-oldest fuzz fuzz-files faults golden mutants lint typecheck format doc bench clean
 
 help:
 	@sed -n '/^#/!q; s/^# \{0,1\}//p' Makefile
@@ -134,6 +138,9 @@ fuzz-files: $(VENV)/.installed-test
 faults: $(VENV)/.installed-test
 	FAULTS=$(FAULTS) $(TEST_SETTINGS) \
 		$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal tests/contracts/test_faults.py
+
+golden: $(VENV)/.installed-test
+	$(TEST_SETTINGS) $(BIN)/python tests/golden/write.py $(GOLDEN_ARGS)
 
 mutants: $(VENV)/.installed-test
 	$(TEST_SETTINGS) \

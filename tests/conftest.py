@@ -2,6 +2,7 @@
 
 import gc
 import os
+import random
 from pathlib import Path
 
 import checked_shapes
@@ -44,9 +45,12 @@ def pytest_configure(config):
 
 @pytest.hookimpl(tryfirst=True)  # before -m reads the marks
 def pytest_collection_modifyitems(items):
+    """Mark the tests of the night; with ORDER set, shuffle: no test needs another before it."""
     for item in items:
         if item.get_closest_marker("night"):
             item.add_marker("slow")
+    if seed := os.environ.get("ORDER"):
+        random.Random(int(seed)).shuffle(items)
 
 
 def pytest_collection_finish():
