@@ -446,7 +446,7 @@ OF_MEMBERS = AutoGPRegressor, AutoGPClassifier, StackedGPRegressor
 
 def mark_of(estimator, check):
     if isinstance(estimator, OF_BASES):
-        return None
+        return pytest.mark.slow if repeats(check) else None
     night = repeats(check) or isinstance(estimator, OF_MEMBERS)
     return pytest.mark.night if night else pytest.mark.slow
 
