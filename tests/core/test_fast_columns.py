@@ -83,18 +83,21 @@ def test_a_grid_has_points_for_the_column():
     assert axis.step < 1 / 100 / 4
 
 
-def test_a_subset_holds_neighbours():
-    X, y, _ = series(2100, 70)
+@pytest.mark.parametrize(
+    "n, cycles, size", [(2100, 70, 150), pytest.param(9000, 187, 300, marks=pytest.mark.slow)]
+)
+def test_a_subset_holds_neighbours(n, cycles, size):
+    X, y, _ = series(n, cycles)
     model = NNGPRegressor(
         objective="subset",
-        subset_size=150,
+        subset_size=size,
         n_neighbors=10,
         calibrate=False,
         max_iter=3,
         random_state=0,
     )
     model, said = fitted(model, X, y)
-    assert not said and model.kernel_.k1.k2.length_scale < 0.5 / 70
+    assert not said and model.kernel_.k1.k2.length_scale < 0.5 / cycles
 
 
 def test_what_is_missed_is_said():
