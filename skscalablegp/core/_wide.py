@@ -11,6 +11,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import product
+from typing import Any
 
 import numpy as np
 import torch
@@ -268,7 +269,8 @@ class _Trials:
         self._part, self._theta, self._lengths = part, torch.as_tensor(theta), lengths
         terms = part.kernel.stationary_terms()
         assert terms is not None  # `is_wide` has checked that.
-        self._leaf, self._amplitude = terms[0].leaves[0], terms[0].amplitude(self._theta)
+        self._leaf: Any = terms[0].leaves[0]
+        self._amplitude = terms[0].amplitude(self._theta)
         scale = self._leaf.profile.factor**0.5 / torch.exp(self._theta[lengths])
         Z = (part.X - part.X.mean(0)) * scale.to(part.X)
         norms = Z.square().sum(1)

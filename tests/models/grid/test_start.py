@@ -100,7 +100,7 @@ def test_a_start_whose_rank_needs_too_much_memory_is_left(monkeypatch):
     X, y = drawn(2, lambda X: np.sin(3 * X[:, 0]) + X[:, 1], n=300)
     ranks = []
 
-    def limited(on_grid, theta):
+    def limited(on_grid, theta, *more):
         ranks.append(rank := check_rank(on_grid, theta))
         if len(ranks) == 2:
             raise MemoryError("A grid whose covariance has a large rank")
