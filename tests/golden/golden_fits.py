@@ -40,6 +40,9 @@ class Fit:
         How often each row is written, with targets of its own.
     single : bool
         Whether products are in single precision, and numbers hold to 1e-5.
+    keyed : bool
+        Whether the division of rows follows from the bits of the table, so that numbers which are
+        off in their last digits are another table.
     slow : bool
         Whether `make test` leaves it out.
     """
@@ -52,6 +55,7 @@ class Fit:
     given: Mapping[str, Callable[[np.ndarray], np.ndarray]] = field(default_factory=dict)
     repeats: int = 1
     single: bool = False
+    keyed: bool = False
     slow: bool = False
 
     def table(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -84,7 +88,8 @@ class Fit:
 
 def _contract(row: Any) -> Fit:
     kind = "classes" if row.classifier else "one"
-    return Fit(f"contract-{row.name}", row.estimator, target=kind, single="32" in row.name)
+    flags = {"single": "32" in row.name, "keyed": row.name.startswith("auto")}
+    return Fit(f"contract-{row.name}", row.estimator, target=kind, **flags)
 
 
 def _weights(X: np.ndarray) -> np.ndarray:

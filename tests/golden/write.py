@@ -111,7 +111,7 @@ def measured(new):
         fields = {}
         for setting in columns:
             for field, size in found[setting].items():
-                if setting not in SHOWN_ONLY:
+                if setting not in SHOWN_ONLY and not (setting in NEAR and BY_NAME[name].keyed):
                     fields[field] = max(size, fields.get(field, 0.0))
         tolerances[name] = {"all": TOLERANCES[BY_NAME[name].single]}
         for field, size in sorted(fields.items()):
