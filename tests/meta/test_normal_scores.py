@@ -63,14 +63,14 @@ def test_which_columns_have_heavy_tails():
     assert [[*columns][j] for j in found] == ["log-normal", "negative", "cauchy"]
 
 
-def fitted(X=HEAVY, y=Y, members=("linear",), **params):
-    """Whatever the members, it is an exact process that decides on scores."""
+def fitted(X=HEAVY, y=Y, members=("exact",), **params):
+    """Scores are compared before the first member that is a process."""
     return AutoGPRegressor(list(members), random_state=0, **params).fit(X, y)
 
 
 @pytest.fixture(scope="module")
 def process():
-    return fitted(members=["exact"])
+    return fitted()
 
 
 def test_scores_are_kept_where_the_likelihood_gains(process):
@@ -107,7 +107,7 @@ def test_an_interrupt_leaves_the_columns():
         if len(seen) == 2:
             raise KeyboardInterrupt
 
-    model = fitted(members=["exact"], callbacks=interrupt)
+    model = fitted(callbacks=interrupt)
     assert model.fit_report_.status == "interrupted"
     assert model.encoding_ == [] and np.isfinite(model.predict(NEW)).all()
 
