@@ -6,12 +6,6 @@ MERGING = "tests/core/test_merging.py"
 
 ORDERS = "tests/core/test_orders.py"
 BEFORE = "tests/core/test_rows_before_merging.py"
-REPEATS = "linalg/gradients/_repeats.py"
-OPERATOR = "linalg/operators/_kernel.py"
-FIT = "core/_regressor.py"
-GRID = "models/grid/"
-DEEP = "models/deep/"
-SAMPLED = "models/sampled/"
 
 MUTANTS = [
     (
@@ -156,7 +150,7 @@ MUTANTS = [
     ),
     (
         "the Fisher information forgets it",
-        "linalg/gradients/_fisher.py",
+        "fisher_information",
         "information += _of_repeats(part, theta, directions)",
         "pass",
         f"{ORACLES} -k fisher",

@@ -13,29 +13,24 @@ import torch
 
 from ..._compat import fit_context
 from ...core import (
-    FEW_ROWS,
     ExactProcess,
     FitRun,
     GPRegressorBase,
     Plan,
     StageSettings,
-    checking,
-    data_scaled_kernel,
-    exact_check,
     fit_exactly,
     fit_hyperparameters,
     is_auto,
-    left_out,
-    rows_to_check,
 )
 from ...core.data import Table
 from ...core.posteriors import Posterior
 from ...core.training import Budget, TrainingResult
 from ...kernels import TorchKernel, compile_kernel
-from ...linalg.gradients import ExactEvaluation, GPProblem
+from ...linalg.gradients import ExactEvaluation
 from ...linalg.solvers import Status
 from ._grid import Grid, make_grid
 from ._grid_kernel import GridKernel
+from ._interactions import check_interactions
 from ._network import (
     SHORTEST_FEATURE_LENGTH,
     GridFeatures,
@@ -87,9 +82,6 @@ class GridFit(NamedTuple):
     rows: SummedRows
 
 
-# A sum over columns is the wrong model if it leaves this many times the unexplained variance of an
-# exact process of a few rows, which is a loss of a fifth of a nat per row.
-_INTERACTIONS = 1.5
 # Most interpolation weights, as a dense matrix, of rows that training reads themselves.
 _FEW_NUMBERS = 2**22
 
@@ -379,7 +371,8 @@ class KISSGPRegressor(GPRegressorBase):
             budget = run.budget
             evaluation = run.finish("grid", lambda: self._finish(made, result.theta, budget))
             if len(self.grid_.components) > 1 and not asks_for_grid(self):
-                self._check_interactions(table, run)
+                mean = self._remembered().mean
+                check_interactions(table, mean, self.optimizer is not None, run)
             n_iter = n_steps + result.n_iter
             run.ended(result.stop_reason, n_iter=n_iter, planned=result.planned)
             self._report_evaluation(evaluation, run)
@@ -539,30 +532,6 @@ class KISSGPRegressor(GPRegressorBase):
             # The rows have chosen the start, which sums on a grid cannot do.
             return fit_hyperparameters(problem, estimator, theta, plan, run, compare_starts=False)
         return replace(start, stop_reason=ending.reason)
-
-    def _check_interactions(self, table: Table, run: FitRun) -> None:
-        """Warn if an exact process of a few rows predicts far better than a sum over columns."""
-        some = table.rows(rows_to_check(len(table.X), run, FEW_ROWS).numpy())
-
-        def problem() -> GPProblem:
-            kernel = compile_kernel(data_scaled_kernel(some.X, some.y), some.X.shape[1])
-            return some.centred(kernel).problem(kernel, torch.float64, run.device, keep=True)
-
-        found = None if self.optimizer is None else exact_check(problem, len(table.X), run)
-        if found is None:
-            return
-        few, theta = found
-        with checking(run):
-            exact = left_out(few, theta).unexplained
-            error = few.Y.cpu() - self._remembered().mean(torch.as_tensor(some.X))
-            own = float(error.square().mean() / few.Y.cpu().var(0, correction=0).mean())
-            if own > _INTERACTIONS * exact:
-                run.advise_other_model(
-                    f"columns interact. A sum of functions of one column each leaves {own:.2g} of "
-                    "the target's variance unexplained, and leave-one-out predictions of an exact "
-                    f"process of only {len(few.Y)} rows leave {exact:.2g}. Use "
-                    "IterativeGPRegressor, SVGPRegressor, or feature_extractor=(64, 2)."
-                )
 
     def _finish(
         self, made: GridFit, theta: Any, budget: Budget | None = None
