@@ -17,16 +17,6 @@ TOLERANCES = {False: 1e-10, True: 1e-5}
 # Numbers below are compared as if the largest of their field were this one: they are what is left
 # of a difference.
 SMALLEST = 1e-8
-# Drawn predictions that differ between a plain process and one of pytest: the cause is unknown.
-_COV, _PROBA = ("cov",), ("proba",)
-UNSETTLED = {
-    "contract-iterative-pathwise": _COV,
-    "contract-iterative-stages": _COV,
-    "iterative-600-pathwise": _COV,
-    "contract-qsgp-classifier": _PROBA,
-    "contract-qsgp-classifier-stochastic": _PROBA,
-    "qsgp-300-classes": _PROBA,
-}
 Record = dict[str, Any]
 # Of each field of numbers that needs its own, and "all" for the others.
 Tolerance = dict[str, float]
@@ -38,8 +28,6 @@ def record(fit: Fit, change: Callable[[np.ndarray], np.ndarray] = np.asarray) ->
         warnings.simplefilter("ignore")
         model, X = fit.fitted(change)
         numbers = {name: np.asarray(v, np.float64) for name, v in _numbers(model, X)}
-    for field in UNSETTLED.get(fit.name, ()):
-        numbers.pop(field, None)
     report = model.fit_report_
     return {
         "status": report.status,

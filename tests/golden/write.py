@@ -24,8 +24,9 @@ from importlib.metadata import version
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-# Beside the tests of contracts, of which the rows come, and before anything reads the threads.
-sys.path[:0] = [str(HERE), str(HERE.parent)]
+# Beside the contracts, of which the rows come, with the package of this checkout, and before
+# anything reads the threads.
+sys.path[:0] = [str(HERE), str(HERE.parent), str(HERE.parent.parent)]
 for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(name, "1")
 
