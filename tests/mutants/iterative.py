@@ -516,4 +516,12 @@ MUTANTS = [
         "True",
         "tests/core/test_wide_tables.py -k directions",
     ),
+    (
+        "the weights of samples are a part of an array",
+        "final_solve",
+        "solved[:, t:].contiguous()",
+        "solved[:, t:]",
+        "tests/contracts/test_contract.py -k test_pickles_before_and_after_predict",
+        True,
+    ),
 ]

@@ -363,4 +363,12 @@ MUTANTS = [
         f"{RELEVANCE} -k drawn_functions",
         True,
     ),
+    (
+        "the factor of weights is a part of an array",
+        "believed",
+        "np.ascontiguousarray(q.factor[:m, :m].cpu().numpy())",
+        "q.factor[:m, :m].cpu().numpy()",
+        "tests/contracts/test_contract.py -k test_pickles_before_and_after_predict",
+        True,
+    ),
 ]

@@ -130,7 +130,9 @@ def final_solve(
     solved, samples = solution.value.to(problem.X.dtype), None
     weights = solved[:, :t]
     if probes is not None:
-        samples = PathwiseSamples(probes.features, probes.weights, solved[:, t:])
+        # A pickle keeps the strides of whole arrays only, and answers have the same bits with them.
+        drawn = solved[:, t:].contiguous()
+        samples = PathwiseSamples(probes.features, probes.weights, drawn)
     left = None
     if corrected and bool((solution.residuals > solves.tol).any()):
         left = problem.Y - operator.matmul(weights)

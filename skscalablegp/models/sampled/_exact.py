@@ -345,8 +345,9 @@ def believed(
     # Given the constants, the precision of the weights is its leading block, and so is its factor.
     return ExactModel(
         functions,
-        q.mean[:m].cpu().numpy(),
-        q.factor[:m, :m].cpu().numpy(),
+        # A pickle keeps the strides of whole arrays only, and answers have the same bits with them.
+        np.ascontiguousarray(q.mean[:m].cpu().numpy()),
+        np.ascontiguousarray(q.factor[:m, :m].cpu().numpy()),
         noise.variance,
         batch.n_rows + (past.n_rows if past else 0),
         batch.lower_bound(q) + (past.lower_bound if past else 0.0),
