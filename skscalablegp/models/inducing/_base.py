@@ -411,8 +411,11 @@ class SparseMixin:
 
     def _absorb(
         self, source: RowSource, n_outputs: int, run: FitRun, counts: np.ndarray | None
-    ) -> None:
-        """Update the belief with further rows; keeps hyperparameters and inducing points."""
+    ) -> tuple[SparseModel, SparseRows, SparseFit]:
+        """Update the belief with further rows; keeps hyperparameters and inducing points.
+
+        Returns the model, the rows and the updated fit.
+        """
         seen, X = self.n_samples_seen_, source.X
         passes = resolve(
             self.max_iter, _PASSES, "passes over the new rows; Gaussian noise needs one"
@@ -434,3 +437,4 @@ class SparseMixin:
         run.chose("max_iter", *passes)
         run.ended(reason, n_iter=n_iter, planned=passes.value >= _PASSES)
         run.reports(epochs=float(n_iter), summary=f"{len(X)} rows beside {seen} earlier ones")
+        return model, rows, replace(fit, belief=belief)

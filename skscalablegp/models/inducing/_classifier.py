@@ -24,6 +24,7 @@ from ...core.likelihoods import (
     Softmax,
     best_power,
     class_shares,
+    power_after,
     resolve_likelihood,
     towards_shares,
 )
@@ -162,14 +163,16 @@ class SVGPClassifier(SparseMixin, GPClassifierBase):
     latent_constant_ : ndarray of shape (q,)
         Constants of the latent functions. They start at the classes' log odds and are trained.
     class_prior_ : ndarray of shape (c,)
-        Shares of the classes, with one more row divided among them.
+        Shares of the classes among the rows of all calls, with one more row divided among them.
     draws_ : ndarray of shape (256, c) or None
         Standard normal points, a scrambled Sobol sequence drawn in the fit, over which predictions
         average the softmax. None for two classes, for which a quadrature is used.
     probability_power_ : float
         The power of the ratio of probabilities to `class_prior_`, by which this is multiplied; 1
         without `calibrate`, and 0 where the rows' probabilities in leave-one-out are not clearly
-        better than the shares of the classes.
+        better than the shares of the classes. Further rows of `partial_fit` whose probabilities
+        are better raise it from 0. Otherwise its logarithm is the mean over rows of those of the
+        calls.
     lower_bound_ : float
         Lower bound of the log marginal likelihood of the rows of `fit`, summed over rows.
     n_samples_seen_ : int
@@ -279,9 +282,11 @@ class SVGPClassifier(SparseMixin, GPClassifierBase):
     def partial_fit(self, X, y, classes=None, sample_weight=None) -> SVGPClassifier:
         """Update the posterior with further rows; the first call is `fit`.
 
-        The current posterior is the prior for the new rows. Hyperparameters, inducing points and
-        the calibration stay those of the first call, whose rows should therefore cover the whole
-        range. Rows that are passed twice count twice.
+        The current posterior is the prior for the new rows. Hyperparameters and inducing points
+        stay those of the first call, whose rows should therefore cover the whole range. The shares
+        of the classes and the calibration follow the rows of all calls: where few first rows leave
+        the shares alone as probabilities, later rows bring in the latent functions. Rows that are
+        passed twice count twice.
 
         Parameters
         ----------
@@ -311,7 +316,14 @@ class SVGPClassifier(SparseMixin, GPClassifierBase):
             Y = codes[:, None].astype(np.float64)
             there = run.machine.device
             source = RowSource(X, Y, self._scaling, torch.float64, there, np.zeros(len(X)))
-            self._absorb(source, len(self.classes_), run, counts)
+            c, old, n_old = len(self.classes_), self.probability_power_, self.n_samples_seen_
+            model, rows, fit = self._absorb(source, c, run, counts)
+            self.class_prior_ = class_shares(codes, c, counts, (self.class_prior_, n_old))
+            if self.calibrate and not run.stopped:
+                with run.stage("calibration", optional=True):
+                    # The hyperparameters were trained with the first rows only.
+                    new = self._calibrated(model, rows, fit, n_theta=0)
+                    self.probability_power_ = power_after(old, n_old, new, rows.n_rows)
         return self
 
     def _fit(self, X: Any, y: Any, classes: Any, sample_weight: Any = None) -> SVGPClassifier:
@@ -329,7 +341,9 @@ class SVGPClassifier(SparseMixin, GPClassifierBase):
             fit = self._train(training, run)
             if self.calibrate and not run.stopped:
                 with run.stage("calibration", optional=True):
-                    self.probability_power_ = self._calibrated(training.model, training.rows, fit)
+                    n_theta = 0 if self.optimizer is None else len(fit.theta)
+                    parts = training.model, training.rows, fit, n_theta
+                    self.probability_power_ = self._calibrated(*parts)
         return self
 
     def _most_points(self, n_outputs: int) -> int:
@@ -337,8 +351,13 @@ class SVGPClassifier(SparseMixin, GPClassifierBase):
             return MOST_POINTS
         return int(np.clip(_POINT_CLASSES // n_outputs, _LEAST_POINTS, MOST_POINTS // 2))
 
-    def _calibrated(self, model: SparseModel, rows: SparseRows, fit: SparseFit) -> float:
-        """The power of the probabilities with the best leave-one-out log loss."""
+    def _calibrated(
+        self, model: SparseModel, rows: SparseRows, fit: SparseFit, n_theta: int
+    ) -> float:
+        """The power of the probabilities with the best leave-one-out log loss.
+
+        These rows have trained `n_theta` hyperparameters.
+        """
         generator = torch.Generator().manual_seed(0)
         chosen, drawn = rows.drawn(_POWER_ROWS, generator)
         counts = None if drawn is None else torch.as_tensor(drawn)
@@ -349,7 +368,7 @@ class SVGPClassifier(SparseMixin, GPClassifierBase):
         draws = None if self.draws_ is None else torch.tensor(self.draws_)
         p = self.likelihood_.probabilities(mean, variance, model.n_outputs, draws)
         # Hyperparameters were trained with all rows, of which these are a part.
-        n_trained = 0 if self.optimizer is None else len(fit.theta) * len(chosen) / len(rows.source)
+        n_trained = n_theta * len(chosen) / len(rows.source)
         shares = torch.tensor(self.class_prior_)
         return best_power(p, codes[:, 0], shares, counts, n_trained=n_trained)
 

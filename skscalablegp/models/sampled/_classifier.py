@@ -13,6 +13,7 @@ from ...core.likelihoods import (
     Bernoulli,
     best_power,
     class_shares,
+    power_after,
     towards_shares,
     without_own_target,
 )
@@ -158,11 +159,13 @@ class QSGPClassifier(QSGPMixin, GPClassifierBase):
         Constants of the latent functions. They start at the log odds of the second class, or of
         each class, and are trained.
     class_prior_ : ndarray of shape (c,)
-        Shares of the classes, with one more row divided among them.
+        Shares of the classes among the rows of all calls, with one more row divided among them.
     probability_power_ : float
         The power of the ratio of probabilities to `class_prior_`, by which this is multiplied, with
         the lowest leave-one-out log loss on up to 2,000 training rows. It is 0 where these rows'
         probabilities in leave-one-out are not clearly better than the shares of the classes.
+        Further rows of `partial_fit` whose probabilities are better raise it from 0. Otherwise
+        its logarithm is the mean over rows of those of the calls.
     coef_ : ndarray of shape (m, 1) or (m, c)
         Means of the weights, for the second class or for each class.
     inference_ : str
@@ -309,6 +312,10 @@ class QSGPClassifier(QSGPMixin, GPClassifierBase):
     def partial_fit(self, X, y, classes=None, sample_weight=None) -> QSGPClassifier:
         """Continue with further rows; the first call fits a new model.
 
+        The shares of the classes and the power of the probabilities follow the rows of all calls:
+        where few first rows leave the shares alone as probabilities, later rows bring in the latent
+        functions.
+
         Parameters
         ----------
         X : array-like of shape (n, d)
@@ -343,19 +350,27 @@ class QSGPClassifier(QSGPMixin, GPClassifierBase):
         return self
 
     def _train(self, run, source, likelihood, past=None, n_seen=0.0, grows=False):
-        """The shares of the classes and the power are those of the first rows of a stream."""
-        if not n_seen:
-            codes, c = _codes(torch.as_tensor(source.Y)), len(self.classes_)
-            self.class_prior_ = class_shares(codes, c, source.counts)
+        """Also determine the shares of the classes and the power, with those of earlier rows."""
+        before = (self.class_prior_, self.n_samples_seen_) if n_seen else None
+        codes, c = _codes(torch.as_tensor(source.Y)), len(self.classes_)
+        self.class_prior_ = class_shares(codes, c, source.counts, before)
+        if before is None:
             self.probability_power_ = 1.0
         super()._train(run, source, likelihood, past, n_seen, grows)
-        if not n_seen and not run.stopped:
+        if not run.stopped:
             with run.stage("calibration", optional=True):
-                self.probability_power_ = self._calibrated(source)
+                power = self._calibrated(source, trained=before is None or self.optimizer == "adam")
+                if before is not None:
+                    old = self.probability_power_, before[1]
+                    power = power_after(*old, power, source.n_rows)
+                self.probability_power_ = power
 
     @torch.no_grad()
-    def _calibrated(self, source: RowSource | SharedSource) -> float:
-        """The power of the probabilities with the best leave-one-out log loss."""
+    def _calibrated(self, source: RowSource | SharedSource, trained: bool) -> float:
+        """The power of the probabilities with the best leave-one-out log loss.
+
+        `trained` says whether these rows have trained the hyperparameters.
+        """
         n, posterior = len(source), self._build_posterior()
         generator = np.random.RandomState(0)
         index, rows = random_part(source, np.arange(n), _POWER_ROWS, generator)
@@ -370,7 +385,7 @@ class QSGPClassifier(QSGPMixin, GPClassifierBase):
             mean, left = without_own_target(terms, mean, known[:, None])
             parts.append(_probabilities(mean, left + (variance - known)[:, None]))
         n_trained = 0.0
-        if self.optimizer is not None and self.subset_size is not None:
+        if trained and self.optimizer is not None and self.subset_size is not None:
             # They were trained with random rows, of which these are a part. White noise is no part
             # of this model.
             free = [each for each in self.kernel_.hyperparameters if not each.fixed]
