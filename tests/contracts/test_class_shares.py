@@ -279,9 +279,10 @@ def test_constants_of_sampled_models_are_those_of_dense_algebra(n_classes):
 
 
 def test_steps_learn_the_constants_of_full_batches():
-    X, y, _, _ = rare(200)
+    # With fewer rows, steps that leave out the variance of the constant converge, too.
+    X, y, _, _ = rare(300)
     kernel = ConstantKernel(9.0) * RBF(1.0)
-    settings = {"optimizer": None, "n_components": 256, "control_variate_rank": 30}
+    settings = {"optimizer": None, "n_components": 256, "control_variate_rank": 20}
     found = [
         QSGPClassifier(kernel, inference=inference, random_state=0, **settings).fit(X, y)
         for inference in ("exact", "stochastic")
