@@ -373,6 +373,8 @@ def test_powers_of_many_calls_do_not_grow():
         both, shares = torch.tensor(np.stack([1 - p, p], 1)), torch.full((2,), 0.5).double()
         power = power_after(power, 50 * call, best_power(both, codes, shares), 50)
     assert abs(np.log(power)) < 0.2
+    # Few rows do not say more than that it is not zero.
+    assert_allclose(power_after(0.0, 30, 4.0, 10), 4**0.25)
 
 
 class Counts(Likelihood):

@@ -420,15 +420,22 @@ MUTANTS = [
     (
         "the power of probabilities is the largest of all calls",
         "power_after",
-        "if not (old and new): ...",
-        "if True: ...",
+        "(old or 1.0) ** (1 - share) * new**share",
+        "max(old, new)",
         "tests/contracts/test_class_shares.py -k many_calls",
     ),
     (
         "rows that know nothing lower the power of earlier ones",
         "power_after",
-        "max(old, new)",
-        "new",
+        "if not new: ...",
+        "if False: ...",
         "tests/contracts/test_class_shares.py -k count_as_those",
+    ),
+    (
+        "the power of few rows is taken as it is",
+        "power_after",
+        "old or 1.0",
+        "old or new",
+        "tests/contracts/test_class_shares.py -k many_calls",
     ),
 ]

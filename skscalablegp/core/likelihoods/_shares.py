@@ -101,11 +101,12 @@ def best_power(
 def power_after(old: float, n_old: float, new: float, n_new: float) -> float:
     """The power of `towards_shares` after further rows, from that of the earlier rows and theirs.
 
-    Zero says that rows were too few, or knew too little, and leaves the other one. Otherwise
-    logarithms are averaged over rows: of a well calibrated model with 40 calls of 20 rows, the
-    largest power is 3, and this mean 1.2.
+    A new power of zero says that the new rows are too few, or know too little, and leaves the old
+    one. Otherwise logarithms are averaged over rows, where an old power of zero counts as one, the
+    mean of its prior. The largest power of many calls would be much too large: with the true
+    probabilities of 40 calls with 20 rows each, whose power is one, it is 3, and the mean 1.2.
     """
-    if not (old and new):
-        return max(old, new)
+    if not new:
+        return old
     share = n_new / (n_old + n_new)
-    return old ** (1 - share) * new**share
+    return (old or 1.0) ** (1 - share) * new**share

@@ -171,8 +171,7 @@ class SVGPClassifier(SparseMixin, GPClassifierBase):
         The power of the ratio of probabilities to `class_prior_`, by which this is multiplied; 1
         without `calibrate`, and 0 where the rows' probabilities in leave-one-out are not clearly
         better than the shares of the classes. Further rows of `partial_fit` whose probabilities
-        are better raise it from 0. Otherwise its logarithm is the mean over rows of those of the
-        calls.
+        are better raise it from 0, or their power is averaged with that of earlier rows.
     lower_bound_ : float
         Lower bound of the log marginal likelihood of the rows of `fit`, summed over rows.
     n_samples_seen_ : int

@@ -164,8 +164,8 @@ class QSGPClassifier(QSGPMixin, GPClassifierBase):
         The power of the ratio of probabilities to `class_prior_`, by which this is multiplied, with
         the lowest leave-one-out log loss on up to 2,000 training rows. It is 0 where these rows'
         probabilities in leave-one-out are not clearly better than the shares of the classes.
-        Further rows of `partial_fit` whose probabilities are better raise it from 0. Otherwise
-        its logarithm is the mean over rows of those of the calls.
+        Further rows of `partial_fit` whose probabilities are better raise it from 0, or their
+        power is averaged with that of earlier rows.
     coef_ : ndarray of shape (m, 1) or (m, c)
         Means of the weights, for the second class or for each class.
     inference_ : str
