@@ -162,7 +162,7 @@ def given_start(monkeypatch):
     """Training begins at the given hyperparameters, so that its first stage has steps to make."""
     from skscalablegp.core import _stages, _starts, _subset
 
-    def given(problem, theta, *rest):
+    def given(problem, theta, *rest, **settings):
         return _starts.Start("the given values", theta)
 
     for module in (_stages, _subset):
