@@ -346,7 +346,10 @@ class TestAutoGPRegressor:
         y = rng.standard_normal(300)
         model = AutoGPRegressor(random_state=0).fit(frame, y)
         assert np.std(model.predict(frame)) < 0.3
-        assert_allclose(model.predict_std(frame), y.std(), rtol=0.2)
+        # What the deviations cost on fresh noise of this size, in nats. On seed 2 chance finds a noise
+        # model.
+        ratio = y.std() / model.predict_std(frame)
+        assert np.mean(0.5 * ratio**2 - 0.5 - np.log(ratio)) < 0.05
 
     def test_relevance(self, small):
         model, X, y = small
