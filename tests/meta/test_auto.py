@@ -346,8 +346,8 @@ class TestAutoGPRegressor:
         y = rng.standard_normal(300)
         model = AutoGPRegressor(random_state=0).fit(frame, y)
         assert np.std(model.predict(frame)) < 0.3
-        # What the deviations cost on fresh noise of this size, in nats. On seed 2 chance finds a noise
-        # model.
+        # What the deviations cost on fresh noise of this size, in nats: on seed 2 chance finds a
+        # noise model.
         ratio = y.std() / model.predict_std(frame)
         assert np.mean(0.5 * ratio**2 - 0.5 - np.log(ratio)) < 0.05
 
