@@ -45,12 +45,20 @@ def pytest_configure(config):
 
 @pytest.hookimpl(tryfirst=True)  # before -m reads the marks
 def pytest_collection_modifyitems(items):
-    """Mark the tests of the night; with ORDER set, shuffle: no test needs another before it."""
+    """Mark the tests of the night; with ORDER set, shuffle: no test needs another before it.
+
+    Files are shuffled, and the tests in each: what all tests of a file share is made once.
+    """
+    files = {}
     for item in items:
+        files.setdefault(item.path, []).append(item)
         if item.get_closest_marker("night"):
             item.add_marker("slow")
     if seed := os.environ.get("ORDER"):
-        random.Random(int(seed)).shuffle(items)
+        draw, shuffled = random.Random(int(seed)), list(files.values())
+        for each in (shuffled, *shuffled):
+            draw.shuffle(each)
+        items[:] = [item for each in shuffled for item in each]
 
 
 def pytest_collection_finish():
