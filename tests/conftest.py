@@ -3,6 +3,7 @@
 import gc
 import os
 import random
+from functools import partial
 from pathlib import Path
 
 import checked_shapes
@@ -18,6 +19,7 @@ pytest.register_assert_rewrite("contracts")
 checked_shapes.install("skscalablegp")
 
 import hypothesis  # noqa: E402
+import named  # noqa: E402
 import torch  # noqa: E402
 
 torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
@@ -73,7 +75,7 @@ def pytest_runtest_setup(item):
 
 
 @pytest.fixture(autouse=True)
-def perturbed_input(request):
+def perturbed_input(request, stand_in):
     """With PERTURBED set, every number that an estimator reads is off by about 1e-12 of itself.
 
     What a test promises should not depend on the last digits of its table. Equal numbers stay
@@ -85,7 +87,6 @@ def perturbed_input(request):
     if not size or request.node.get_closest_marker("exact_input"):
         yield
         return
-    from skscalablegp import _validation
 
     def perturbed(values):
         if getattr(values, "dtype", None) not in (np.float64, np.float32):
@@ -101,11 +102,10 @@ def perturbed_input(request):
         X, y = checked
         return perturbed(X), perturbed(y) if rules.get("y_numeric") else y
 
-    exact, _validation.validate_data = _validation.validate_data, validate
+    exact = stand_in("validate_data", validate)
     # Arrays that need no conversion would not get here.
-    shortcut, _validation._is_valid = _validation._is_valid, lambda *args, **rules: False
+    stand_in("_is_valid", lambda *args, **rules: False)
     yield
-    _validation.validate_data, _validation._is_valid = exact, shortcut
 
 
 @pytest.fixture(scope="session")
@@ -123,16 +123,15 @@ def data_folder():
 @pytest.fixture
 def set_workers(monkeypatch):
     """A function that sets the number of workers, regardless of the machine."""
-    from skscalablegp.linalg.parallel import _pool
-
+    pool = named.module("_POOL")
     before, counted = torch.get_num_threads(), joblib.cpu_count
 
     def set_to(count, cores=None):
         monkeypatch.setattr(joblib, "cpu_count", cores or (lambda: count))
         # A thread of the last pool that is about to begin would put back the last number.
-        if _pool._POOL is not None:
-            _pool._POOL.shutdown()
-        _pool._forget()
+        if pool._POOL is not None:
+            pool._POOL.shutdown()
+        pool._forget()
         torch.set_num_threads(count)
         return count
 
@@ -142,19 +141,20 @@ def set_workers(monkeypatch):
 
 @pytest.fixture
 def thresholds(monkeypatch):
-    """A function that sets numbers of rows at which iterative models change what they do."""
-    from skscalablegp.models.iterative import _final_solve, _plan
+    """A function that sets numbers at which models change what they do: see `named.thresholds`."""
+    return partial(named.thresholds, monkeypatch)
 
-    def set_to(**rows):
-        for name, n in rows.items():
-            if isinstance(getattr(_plan, name), dict):
-                monkeypatch.setitem(getattr(_plan, name), "cpu", n)
-                continue
-            for module in (_plan, _final_solve):
-                if hasattr(module, name):
-                    monkeypatch.setattr(module, name, n)
 
-    return set_to
+@pytest.fixture
+def stand_in(monkeypatch):
+    """A function that puts something in the place of what it names: see `named.stand_in`."""
+    return partial(named.stand_in, monkeypatch)
+
+
+@pytest.fixture
+def own_kernels(stand_in):
+    """Kernels that a test registers are forgotten afterwards."""
+    stand_in("_BUILDERS", dict(named.module("_BUILDERS")._BUILDERS))
 
 
 @pytest.fixture
@@ -166,12 +166,10 @@ def gpu():
 
 
 @pytest.fixture
-def given_start(monkeypatch):
+def given_start(stand_in):
     """Training begins at the given hyperparameters, so that its first stage has steps to make."""
-    from skscalablegp.core import _stages, _starts, _subset
+    from skscalablegp.core import Start
 
-    def given(problem, theta, *rest, **settings):
-        return _starts.Start("the given values", theta)
-
-    for module in (_stages, _subset):
-        monkeypatch.setattr(module, "choose_start", given)
+    stand_in(
+        "choose_start", lambda problem, theta, *rest, **settings: Start("the given values", theta)
+    )

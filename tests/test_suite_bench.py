@@ -304,7 +304,7 @@ def test_the_documentations_table_and_picture(suite, tmp_path):
 
 
 def test_processor_seconds_are_the_clock_of_budgets(suite):
-    from skscalablegp._clock import now
+    from inside import now
 
     cell = dict(estimator="SVGPRegressor", dataset="yacht", seed=3, max_seconds=2.0, clock="cpu")
     assert suite.make(cell, None).get_params()["max_seconds"] == 2.0
