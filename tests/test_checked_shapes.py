@@ -8,7 +8,7 @@ from beartype import beartype
 from jaxtyping import Float
 from torch import Tensor
 
-from skscalablegp.linalg.solvers._base import relative_norms
+from skscalablegp.linalg.solvers import relative_norms
 
 
 def test_the_package_is_checked():

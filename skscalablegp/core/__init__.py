@@ -65,6 +65,7 @@ from ._stages import (
     train_planned,
     well_conditioned,
 )
+from ._starts import choose_start
 from ._subset import (
     FEW_ROWS,
     checking,

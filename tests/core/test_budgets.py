@@ -5,6 +5,7 @@ import warnings
 import numpy as np
 import pytest
 import torch
+from inside import clock as read_clock
 from numpy.testing import assert_allclose, assert_array_equal
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.gaussian_process import GaussianProcessRegressor
@@ -19,19 +20,12 @@ from skscalablegp import (
     SGPRRegressor,
     SSRFFRegressor,
 )
-from skscalablegp._clock import clock as read_clock
-from skscalablegp.core import FactorBudget, _exact, fitted_process, to_torch
+from skscalablegp.core import FactorBudget, fitted_process, to_torch
 from skscalablegp.core.data import Table
-from skscalablegp.core.likelihoods import Bernoulli
-from skscalablegp.core.posteriors import ExactPosterior
 from skscalablegp.core.training import Budget, Monitor, StopTraining, train_steps
 from skscalablegp.kernels import compile_kernel
 from skscalablegp.linalg.blocks import watched
 from skscalablegp.models.fourier import collapsed_marginal_likelihood
-from skscalablegp.models.inducing import _collapsed
-from skscalablegp.models.sampled import _qsrvm
-from skscalablegp.models.sampled._exact import exact_process
-from skscalablegp.models.sampled._start import Rows
 
 
 class Clock:
@@ -156,14 +150,14 @@ def test_a_run_times_a_piece_of_what_follows_and_gives_it_back(clock):
 
 
 @pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
-def test_inducing_points_leave_time_for_their_last_bound(clock, monkeypatch):
+def test_inducing_points_leave_time_for_their_last_bound(clock, stand_in):
     """Each block of rows takes a second; there are three, and three more for the final bound."""
 
     def second(noise):
         clock.now += 1.0
 
-    monkeypatch.setattr(_collapsed, "check_noise", second)
-    rows, began = table(3 * _collapsed.BLOCK_ROWS), clock.now
+    stand_in("inducing.check_noise", second)
+    rows, began = table(3 * 2048), clock.now
     model = SGPRRegressor(RBF(0.5) + WhiteKernel(), n_inducing=4, max_seconds=20.5, random_state=0)
     model.fit(rows.X, rows.y)
     assert model.fit_report_.status == "max_seconds" and model.n_iter_ >= 3
@@ -178,12 +172,12 @@ def table(n):
 
 
 @pytest.mark.parametrize("trained_for, rows", [(2.0, None), (3.814, 1785)])
-def test_as_many_rows_are_factorised_as_there_is_time_for(clock, monkeypatch, trained_for, rows):
+def test_as_many_rows_are_factorised_as_there_is_time_for(clock, stand_in, trained_for, rows):
     def cholesky(H):
         clock.now += 1.0
         return H, torch.tensor(0)
 
-    monkeypatch.setattr(_exact, "cholesky_", cholesky)
+    stand_in("cholesky_", cholesky, at="core")
     ours, kernel = table(2000), compile_kernel(RBF() + WhiteKernel(), 2)
     problem = ours.problem(kernel, torch.float64, torch.device("cpu"), keep=False)
 
@@ -230,9 +224,9 @@ def test_a_spent_budget_leaves_the_exact_process_of_some_rows(model):
 
 
 @pytest.mark.parametrize("when", ["training", "factor"])
-def test_an_interrupt_leaves_the_exact_process_of_some_rows(when, clock, monkeypatch):
+def test_an_interrupt_leaves_the_exact_process_of_some_rows(when, clock, stand_in):
     """As many as are factorised in a second; in the other case the factorisation has begun."""
-    ours, began, factor = table(1800), [], _exact.cholesky_
+    ours, began = table(1800), []
 
     def cholesky(H):
         clock.now += 1.0
@@ -246,14 +240,13 @@ def test_an_interrupt_leaves_the_exact_process_of_some_rows(when, clock, monkeyp
             raise KeyboardInterrupt
         return whole(*args, **kwargs)
 
-    monkeypatch.setattr(_exact, "cholesky_", cholesky)
+    factor = stand_in("cholesky_", cholesky, at="core")
     model = IterativeGPRegressor(RBF() + WhiteKernel(0.1), max_iter=1, random_state=0)
     if when == "training":
         model.set_params(callbacks=interrupt)
         whole = bool
     else:
-        whole = ExactPosterior.of
-        monkeypatch.setattr(ExactPosterior, "of", staticmethod(interrupt))
+        whole = stand_in("ExactPosterior.of", staticmethod(interrupt))
     with pytest.warns(ConvergenceWarning, match="1,500 random rows.* 2 s: fit again, or end"):
         model.fit(ours.X, ours.y)
     assert model.fit_report_.status == "interrupted"
@@ -287,18 +280,9 @@ def test_a_budget_that_is_spent_at_the_start_costs_one_score():
     assert walk.scored == 1
 
 
-def test_a_late_process_takes_one_newton_step():
-    X = np.random.default_rng(0).uniform(-2, 2, (60, 1))
-    labels = (X > 0).astype(float)
-    args = RBF() * 9.0 + WhiteKernel(1e-3), Bernoulli(), Rows(X, labels), 30
-    late, whole = exact_process(*args, late=lambda: True), exact_process(*args)
-    assert late.lower_bound < whole.lower_bound - 0.1
-    assert np.corrcoef(late.mean[:, 0], whole.mean[:, 0])[0, 1] > 0.9
-
-
-def test_relevance_vectors_are_not_calibrated_after_the_deadline(monkeypatch):
+def test_relevance_vectors_are_not_calibrated_after_the_deadline(stand_in):
     ours = table(80)
-    monkeypatch.setattr(_qsrvm, "compared", lambda *_: pytest.fail("no time for it"))
+    stand_in("compared", lambda *_: pytest.fail("no time for it"))
     with pytest.warns(ConvergenceWarning, match="max_seconds"):
         model = QSRVMRegressor(max_seconds=1e-6, random_state=0).fit(ours.X, ours.y)
     assert np.isfinite(model.predict(ours.X)).all()

@@ -121,7 +121,7 @@ def test_a_rough_target_is_reported_by_networks():
 
 
 @pytest.mark.slow
-def test_a_network_that_explains_the_rows_is_not_compared(monkeypatch):
+def test_a_network_that_explains_the_rows_is_not_compared():
     """A target of one direction: ridges are what networks find."""
     rng = np.random.default_rng(0)
     X = rng.standard_normal((3100, 8))

@@ -16,7 +16,7 @@ from skscalablegp import (
     SGPRRegressor,
     SVGPRegressor,
 )
-from skscalablegp.core._fast_columns import StartRows, fast_column
+from skscalablegp.core import StartRows, fast_column
 
 NOISE = 0.4
 

@@ -77,13 +77,11 @@ def test_noise_is_nothing_to_learn(model):
     assert not any("learned nothing" in message for message in warned)
 
 
-def test_a_model_that_has_learned_is_not_compared(monkeypatch):
+def test_a_model_that_has_learned_is_not_compared(stand_in):
     """Its predictions correlate with the targets, so that simple models are not even fitted."""
     X, y, _ = table()
     asked = []
-    monkeypatch.setattr(
-        "skscalablegp.core._learned.simple_signals", lambda *args: asked.append(1) or []
-    )
+    stand_in("simple_signals", lambda *args: asked.append(1) or [], at="_learned")
     assert fitted(IterativeGPRegressor(), X, y)[0].fit_report_.status == "converged"
     assert not asked
 
@@ -162,13 +160,13 @@ def test_tables_of_whole_numbers_are_checked():
     assert any("learned nothing" in message for message in warned)
 
 
-def test_an_interrupted_check_leaves_a_complete_model(monkeypatch):
+def test_an_interrupted_check_leaves_a_complete_model(stand_in):
     X, y, _ = table()
 
     def interrupted(*args):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("skscalablegp.core._run.nothing_learned", interrupted)
+    stand_in("nothing_learned", interrupted)
     model, warned = fitted(IterativeGPRegressor(), X, y)
     assert model.fit_report_.status == "converged" and not warned
 
@@ -234,7 +232,7 @@ def test_a_kernel_that_fits_the_columns_is_not_warned_of():
     assert model.score(UNITS * X, y) > 0.5
 
 
-def test_fits_to_few_rows_are_compared_even_if_they_took_all_of_their_time(monkeypatch):
+def test_fits_to_few_rows_are_compared_even_if_they_took_all_of_their_time(thresholds, monkeypatch):
     check = FitRun._check_learned
 
     def late(run):
@@ -245,5 +243,5 @@ def test_fits_to_few_rows_are_compared_even_if_they_took_all_of_their_time(monke
     X, y, _ = table()
     model = IterativeGPRegressor(BLIND)
     assert fitted(model, X, y)[0].fit_report_.status == "no_signal"
-    monkeypatch.setattr("skscalablegp.core._run._COMPARED_ROWS", 299)
+    thresholds(_COMPARED_ROWS=299)
     assert fitted(model, X, y)[0].fit_report_.status == "converged"

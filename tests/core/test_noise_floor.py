@@ -8,7 +8,6 @@ from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import ConstantKernel, Matern, WhiteKernel
 
 from skscalablegp import IterativeGPRegressor, NNGPRegressor, SGPRRegressor, SVGPRegressor
-from skscalablegp.core import _noise_floor
 
 LOW, LOWER = 1e-4, 1e-7
 
@@ -60,13 +59,12 @@ def test_smooth_functions_without_noise(estimator):
 
 
 @pytest.mark.slow
-def test_some_rows_stand_for_those_of_a_larger_table(monkeypatch):
+def test_some_rows_stand_for_those_of_a_larger_table(thresholds):
     X, y = smooth(400)
     X_new, y_new = smooth(1000, 1)
-    monkeypatch.setattr(_noise_floor, "_MOST_ROWS", 300)
-    monkeypatch.setattr(_noise_floor, "_SOME_ROWS", 200)
+    thresholds("_noise_floor", _MOST_ROWS=300, _SOME_ROWS=200)
     model, bounded = IterativeGPRegressor(random_state=0).fit(X, y), IterativeGPRegressor()
-    monkeypatch.setattr(_noise_floor, "_LOWER", 1.0)
+    thresholds("_noise_floor", _LOWER=1.0)
     bounded.set_params(random_state=0).fit(X, y)
     assert noise_of(model)[0] < LOW / 10
     assert nll(model, X_new, y_new) < nll(bounded, X_new, y_new) - 1

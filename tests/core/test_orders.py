@@ -9,7 +9,6 @@ from skscalablegp.core.data import (
     RandomOrder,
     RowSource,
     Scaling,
-    _subsets,
     counted_batches,
     random_rows,
     shuffled,
@@ -21,8 +20,8 @@ def seeded(seed=0):
 
 
 @pytest.fixture
-def few_listed(monkeypatch):
-    monkeypatch.setattr(_subsets, "_MOST_LISTED", 10)
+def few_listed(thresholds):
+    thresholds(_MOST_LISTED=10)
 
 
 def test_short_orders_are_permutations_of_torch():
@@ -64,8 +63,8 @@ def test_twenty_million_rows_take_no_list():
 
 
 @pytest.mark.parametrize("listed", [10, 10**6])
-def test_batches_cover_an_epoch(monkeypatch, listed):
-    monkeypatch.setattr(_subsets, "_MOST_LISTED", listed)
+def test_batches_cover_an_epoch(thresholds, listed):
+    thresholds(_MOST_LISTED=listed)
     batches = shuffled(100, 10, seeded())
     epochs = [torch.cat([next(batches) for _ in range(10)]) for _ in range(2)]
     for epoch in epochs:

@@ -233,13 +233,10 @@ def test_the_mode_is_that_of_scikit_learns_likelihood_and_the_prior():
         assert objective(best + 0.05 * (2 * step - 1) * np.eye(3)[k]) < objective(best)
 
 
-def test_slope_of_a_variational_step():
+def test_slope_of_a_variational_step(stand_in, monkeypatch):
     """The gradient that Adam is given, against finite differences of the score."""
-    from skscalablegp.models.inducing import _stepper
-
     X, y = table()
     seen = {}
-    real = _stepper.SparseStepper._move_hyperparameters
 
     def move(self, n):
         theta = self._theta.detach().clone()
@@ -248,12 +245,12 @@ def test_slope_of_a_variational_step():
 
     model = SVGPRegressor(KERNEL, priors=OURS, n_inducing=10, max_iter=3, random_state=0,
                           optimize_inducing=False, dtype="float64")  # fmt: skip
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_stepper.SparseStepper, "_move_hyperparameters", move)
-        with_prior = model.fit(X, y) and seen["grad"], seen["theta"]
-        clone(model).set_params(priors=None, max_iter=1).fit(X, y)
-        first, at = seen["grad"], seen["theta"]
-        clone(model).set_params(max_iter=1).fit(X, y)
+    real = stand_in("SparseStepper._move_hyperparameters", move)
+    with_prior = model.fit(X, y) and seen["grad"], seen["theta"]
+    clone(model).set_params(priors=None, max_iter=1).fit(X, y)
+    first, at = seen["grad"], seen["theta"]
+    clone(model).set_params(max_iter=1).fit(X, y)
+    monkeypatch.undo()
     assert torch.equal(seen["theta"], at)
     slope = compile_kernel(KERNEL, 2, priors=OURS).log_prior(at.numpy())[1] / len(X)
     assert_allclose((seen["grad"] - first).numpy(), -slope, rtol=1e-9)

@@ -21,8 +21,6 @@ from skscalablegp.core.data import (
     with_equal_inputs,
 )
 from skscalablegp.models.deep import MinibatchGradient
-from skscalablegp.models.inducing import _classifier
-from skscalablegp.models.sampled._stepper import Sampler
 
 
 def first(n, size):
@@ -137,14 +135,14 @@ def test_folds_of_relevance_vectors_share_no_input(monkeypatch):
 
 
 @pytest.mark.slow
-def test_held_out_rows_of_sampled_models_share_no_input_with_batches(monkeypatch):
-    seen, rows = [], Sampler.rows
+def test_held_out_rows_of_sampled_models_share_no_input_with_batches(stand_in):
+    seen = []
 
     def recorded(sampler):
         seen.append((sampler.held, sampler.support, rows(sampler)))
         return seen[-1][-1]
 
-    monkeypatch.setattr(Sampler, "rows", recorded)
+    rows = stand_in("Sampler.rows", recorded)
     model = QSGPRegressor(
         inference="stochastic",
         n_components=64,
@@ -163,8 +161,8 @@ def test_held_out_rows_of_sampled_models_share_no_input_with_batches(monkeypatch
     assert len(inputs(X[held_out]) & inputs(X[batches])) <= 1
 
 
-def test_probabilities_are_calibrated_on_rows_before_merging(monkeypatch):
-    monkeypatch.setattr(_classifier, "_POWER_ROWS", 50)
+def test_probabilities_are_calibrated_on_rows_before_merging(thresholds):
+    thresholds("inducing", _POWER_ROWS=50)
     settings = dict(optimizer=None, n_inducing=20, max_iter=40, random_state=0)
     logs = []
     for seed in range(8):

@@ -14,9 +14,9 @@ from sklearn.gaussian_process.kernels import (
 )
 
 from skscalablegp import IterativeGPRegressor, SGPRRegressor, SVGPClassifier, SVGPRegressor
-from skscalablegp.core import Run, Start, data_scaled_kernel
+from skscalablegp.core import Run, Start, choose_start, data_scaled_kernel
 from skscalablegp.core._signal import simple_signals
-from skscalablegp.core._starts import Layout, _Search, choose_start
+from skscalablegp.core._starts import Layout, _Search
 from skscalablegp.core.training import Budget, Monitor
 from skscalablegp.kernels import Columns, compile_kernel
 from skscalablegp.linalg.gradients import GPProblem, exact_marginal_likelihood
@@ -140,14 +140,14 @@ def test_a_spent_budget_compares_likelihoods_all_the_same():
     assert value(problem, start.theta) > value(problem, problem.kernel.theta0) + 0.1
 
 
-def test_an_interrupt_keeps_the_best_start(monkeypatch):
+def test_an_interrupt_keeps_the_best_start(stand_in):
     X, y = wide(200, 5)
     model = IterativeGPRegressor()
 
     def interrupted(*args):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("skscalablegp.core._starts.simple_signals", interrupted)
+    stand_in("simple_signals", interrupted, at="_starts")
     with pytest.warns(match="interrupted"):
         model.fit(X, y)
     assert model.fit_report_.status == "interrupted"
@@ -316,14 +316,14 @@ def test_a_users_optimizer_begins_where_it_says_whatever_its_type():
 
 
 @pytest.mark.parametrize("model", [SGPRRegressor, SVGPRegressor])
-def test_inducing_points_limit_the_steps_of_starts(model, monkeypatch):
+def test_inducing_points_limit_the_steps_of_starts(model, stand_in):
     limits = []
 
     def choose(problem, theta, run, max_iter, *rest):
         limits.append(max_iter)
         return Start("the given values", theta)
 
-    monkeypatch.setattr("skscalablegp.core._subset.choose_start", choose)
+    stand_in("choose_start", choose)
     X, y = wide(300, 3)
     kernel = ConstantKernel() * RBF([1.0, 1.0, 1.0]) + WhiteKernel(0.5)
     with pytest.warns(ConvergenceWarning):
@@ -340,14 +340,14 @@ def test_many_columns_are_permuted_in_blocks():
         assert (signal.relevance > 0.01 * signal.relevance.max()).sum() == 2
 
 
-def test_kernels_on_the_same_rows_share_what_simple_models_explain(monkeypatch):
+def test_kernels_on_the_same_rows_share_what_simple_models_explain(stand_in):
     asked = []
 
     def ask(X, Y):
         asked.append(Y.shape)
         return simple_signals(X, Y)
 
-    monkeypatch.setattr("skscalablegp.core._signal.simple_signals", ask)
+    stand_in("simple_signals", ask)
     rng = np.random.default_rng(0)
     X = rng.uniform(-1, 1, (150, 2))
     SVGPClassifier(max_iter=2, random_state=0).fit(X, X[:, 0] > 0)

@@ -139,8 +139,8 @@ def test_memory_of_this_machine():
     assert free is None or 0 < free < 2**60
 
 
-def test_memory_names_need_limit_and_remedy(monkeypatch):
-    monkeypatch.setattr(validation, "available_memory", lambda device: 4 * 2**30)
+def test_memory_names_need_limit_and_remedy(stand_in):
+    stand_in("available_memory", lambda device: 4 * 2**30)
     check_memory(3 * 2**30, "H", "use less")
     with pytest.raises(
         MemoryError,
@@ -153,8 +153,8 @@ def test_memory_names_need_limit_and_remedy(monkeypatch):
         check_memory(8 * 2**30, "H", "use less", limit=2**40)
 
 
-def test_memory_unknown(monkeypatch):
-    monkeypatch.setattr(validation, "available_memory", lambda device: None)
+def test_memory_unknown(stand_in):
+    stand_in("available_memory", lambda device: None)
     check_memory(1e30, "H", "use less")
     with pytest.raises(MemoryError):
         check_memory(1e30, "H", "use less", limit=1)
@@ -260,7 +260,7 @@ def test_texts_in_tables_are_named_with_a_remedy():
     ],
     ids=str,
 )
-def test_rows_that_need_no_check_are_those_that_every_check_accepts(rows, monkeypatch):
+def test_rows_that_need_no_check_are_those_that_every_check_accepts(rows, stand_in):
     """The shortcut for plain arrays changes neither answers nor errors."""
     model = BayesianRidge().fit([[0.0, 1.0], [1.0, 0.0]], [0.0, 1.0])
 
@@ -272,7 +272,7 @@ def test_rows_that_need_no_check_are_those_that_every_check_accepts(rows, monkey
         return found
 
     got = answer()
-    monkeypatch.setattr(validation, "_is_valid", lambda *args, **rules: False)
+    stand_in("_is_valid", lambda *args, **rules: False)
     expected = answer()
     assert type(got) is type(expected)
     np.testing.assert_array_equal(got, expected)

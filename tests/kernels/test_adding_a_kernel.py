@@ -21,9 +21,7 @@ from skscalablegp.kernels import (
     compile_kernel,
     register_kernel,
 )
-from skscalablegp.kernels._registry import _BUILDERS
-from skscalablegp.linalg.operators import KernelOperator
-from skscalablegp.linalg.operators._bound import StationaryKernel
+from skscalablegp.linalg.operators import KernelOperator, StationaryKernel
 
 # ---------------------------------------------------------------- the file of a new kernel
 
@@ -92,8 +90,7 @@ C, W = ConstantKernel, WhiteKernel
 
 
 @pytest.fixture(params=[CauchyProfile], autouse=True)
-def registered(request, monkeypatch):
-    monkeypatch.setitem(_BUILDERS, Cauchy, None)
+def registered(request, own_kernels):
     register_kernel(Cauchy, request.param().build)
 
 

@@ -28,8 +28,7 @@ from skscalablegp.kernels import (
     SpectralMixture,
     compile_kernel,
 )
-from skscalablegp.linalg.operators import KernelOperator
-from skscalablegp.linalg.operators._bound import StationaryKernel
+from skscalablegp.linalg.operators import KernelOperator, StationaryKernel
 
 
 def table(n=30, seed=0):

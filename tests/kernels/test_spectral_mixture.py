@@ -90,12 +90,12 @@ def test_periodogram_finds_frequencies_in_scikit_learns_regressor():
     np.testing.assert_allclose(gp.predict(future[:, None]), truth, atol=0.1)
 
 
-def test_starting_values_of_any_table(monkeypatch):
+def test_starting_values_of_any_table(thresholds):
     rng = np.random.default_rng(0)
     X, y = rng.uniform(0, 10, (300, 2)), rng.standard_normal(300)
     whole = SpectralMixture.from_data(X, y, 3)
     # Rows come in blocks.
-    monkeypatch.setattr("skscalablegp.kernels._spectral_mixture._BLOCK_NUMBERS", 1000)
+    thresholds("kernels", _BLOCK_NUMBERS=1000)
     kernel = SpectralMixture.from_data(X, y[:, None], 3)
     for name in ("weights", "means", "scales"):
         np.testing.assert_allclose(getattr(kernel, name), getattr(whole, name), rtol=1e-8)

@@ -4,19 +4,14 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from skscalablegp.linalg.blocks import _blocks as blocks
+from skscalablegp.linalg import blocks
 from skscalablegp.linalg.solvers import cholesky_with_jitter
 
 
 @pytest.fixture(autouse=True)
-def small_blocks(monkeypatch):
-    monkeypatch.setattr(blocks, "_WHOLE_FACTOR", 20)
-    monkeypatch.setattr(blocks, "_WHOLE_INVERSE", 20)
-    monkeypatch.setattr(blocks, "_BLOCK", 16)
-    monkeypatch.setattr(blocks, "_FEW_FLOPS", 30_000)
-    monkeypatch.setattr(blocks, "_MOST_FLOPS", 30_000)
-    monkeypatch.setattr(blocks, "_ROWS", 1)
-    monkeypatch.setattr(blocks, "_COLUMNS", 16)
+def small_blocks(thresholds):
+    thresholds("blocks", _WHOLE_FACTOR=20, _WHOLE_INVERSE=20, _BLOCK=16)
+    thresholds("blocks", _FEW_FLOPS=30_000, _MOST_FLOPS=30_000, _ROWS=1, _COLUMNS=16)
 
 
 def covariance(n, rank=None):

@@ -11,10 +11,11 @@ import time
 from functools import partial
 
 import joblib
+import named
 import pytest
 import torch
 
-from skscalablegp.linalg.parallel import _pool, map_in_order, n_workers, one_thread, run
+from skscalablegp.linalg.parallel import map_in_order, n_workers, one_thread, run
 
 
 def in_new_thread(function):
@@ -66,12 +67,13 @@ def test_as_many_work_at_once_as_there_are_workers_each_in_one_thread(workers):
     assert torch.get_num_threads() == workers
 
 
-def test_the_caller_takes_results_that_do_not_pile_up(two):
+def test_the_caller_takes_results_that_do_not_pile_up(two, thresholds):
+    thresholds(_AHEAD=3)
     begun = []
     results = map_in_order(begun.append, iter(range(1000)))
     next(results)
     time.sleep(0.05)
-    assert len(begun) <= 1 + 2 * _pool._AHEAD
+    assert len(begun) <= 1 + 2 * 3
     assert len(list(results)) == 999 and sorted(begun) == list(range(1000))
 
 
@@ -135,15 +137,13 @@ class Items:
         return self.last
 
 
-def test_nothing_is_asked_for_after_a_failing_item(two, monkeypatch):
-    finish = _pool._Work._finish
-
+def test_nothing_is_asked_for_after_a_failing_item(two, stand_in):
     def late(self, number, value, error):
         # Long enough for the other worker to ask for the next item.
         time.sleep(0.05 * (error is not None))
         finish(self, number, value, error)
 
-    monkeypatch.setattr(_pool._Work, "_finish", late)
+    finish = stand_in("_Work._finish", late)
     taken = []
     with pytest.raises(ValueError, match="no fourth"):
         taken.extend(map_in_order(float, Items()))
@@ -152,16 +152,14 @@ def test_nothing_is_asked_for_after_a_failing_item(two, monkeypatch):
     assert taken == [1, 2, 3, 0, 1, 2]
 
 
-def test_a_worker_that_is_slow_to_leave_loses_no_results(two, monkeypatch):
-    serve_one = _pool._Work._serve_one
-
+def test_a_worker_that_is_slow_to_leave_loses_no_results(two, stand_in):
     def slowly(self):
         more = serve_one(self)
         # The caller takes all finished results before the worker is known to have left.
         time.sleep(0.01 * (not more))
         return more
 
-    monkeypatch.setattr(_pool._Work, "_serve_one", slowly)
+    serve_one = stand_in("_Work._serve_one", slowly)
     assert list(map_in_order(float, iter(range(50)))) == list(range(50))
 
 
@@ -233,7 +231,7 @@ def test_threads_that_start_later_have_as_many_as_before(set_workers, count):
 
     def caller():
         # Another thread's own number is neither lost nor spread.
-        _pool._set_threads_here(count)
+        named.module("_set_threads_here")._set_threads_here(count)
         run([partial(nap, 0.001)] * 4)
         with one_thread():
             seen = torch.get_num_threads(), in_new_thread(torch.get_num_threads)

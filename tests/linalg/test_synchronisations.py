@@ -61,7 +61,7 @@ def test_products_wait_for_nothing(operator, B, gpu):
         assert not gpu.waits
 
 
-def test_an_operator_waits_once(gpu, monkeypatch):
+def test_an_operator_waits_once(gpu):
     """It reads the spread of the rows, on which the precision of distances depends."""
     make_operator()
     gpu.forget()
@@ -96,7 +96,7 @@ BREAKING = [CG(), BlockCG(), ADASAP(200, rank=None)]
 
 
 @pytest.mark.parametrize("solver", BREAKING, ids=["cg", "block_cg", "adasap"])
-def test_columns_that_break_are_found_without_a_wait(solver, gpu, monkeypatch):
+def test_columns_that_break_are_found_without_a_wait(solver, gpu):
     """The answer comes with the norms, and the solution is the one before the step."""
     operator = make_operator()
     operator.noise.fill_(-50.0)

@@ -1,7 +1,7 @@
 """Operators for H = K + noise: products, rows, blocks and gradients in the hyperparameters."""
 
 from ._base import LinearOperator, SelfAdjointOperator, column_dots, column_norms, slope
-from ._bound import bind
+from ._bound import AutodiffKernel, StationaryKernel, bind
 from ._chosen import ChosenRows
 from ._kernel import CrossOperator, KernelOperator, Workspace
 from ._prior import prior_values

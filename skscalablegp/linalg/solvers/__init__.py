@@ -7,7 +7,15 @@ its class.
 from importlib import import_module
 from pkgutil import iter_modules
 
-from ._base import SOLVERS, Column, Solver, SolverState
+from ._base import (
+    SOLVERS,
+    Column,
+    Solver,
+    SolverState,
+    first_guess,
+    relative_norms,
+    true_residual,
+)
 from ._cg import CG, CGState
 from ._cholesky import Cholesky, cholesky_with_jitter
 from ._lanczos import Lanczos, LogDet, WithLogDet, lanczos, radau

@@ -5,4 +5,5 @@ from ._classifier import SVGPClassifier
 from ._collapsed import collapsed_bound, problem_blocks
 from ._posterior import InducingPosterior
 from ._sgpr import SGPRRegressor
+from ._stepper import SparseModel
 from ._svgp import SVGPRegressor

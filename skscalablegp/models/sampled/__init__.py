@@ -11,7 +11,12 @@ from ._estimates import (
     sampled_gradient,
     sampled_loss,
 )
+from ._fit import Fit
 from ._noise import NoiseAtRows
+from ._process import ProcessPosterior
 from ._qsgp import QSGPRegressor
 from ._qsrvm import QSRVMRegressor
-from ._support import SupportRows
+from ._relevance import Dictionary
+from ._stepper import Beginning, Sampler
+from ._support import Flattening, SupportRows, support_gram
+from ._weights import SampledWeights

@@ -81,9 +81,9 @@ def check(kernel, products, tol=1e-5):
 
 
 @pytest.mark.parametrize("name", KERNELS)
-def test_the_code_that_is_compiled(name, monkeypatch):
+def test_the_code_that_is_compiled(name, stand_in, monkeypatch):
     monkeypatch.setattr(torch, "compile", lambda function, **settings: function)
-    monkeypatch.setattr(_products, "_BACKEND", name)  # so that nothing of it is kept
+    stand_in("_BACKEND", name)  # so that nothing of it is kept
     assert check(KERNELS[name], "compiled")._fused is not None
     assert not _products._FAILED
 
@@ -146,9 +146,9 @@ def test_auto_compiles_on_cuda_with_a_compiler():
     assert choose_products(cuda, None)[0] == choose_products(cpu, "g++")[0] == "tiles"
 
 
-def test_an_estimator_says_how_it_multiplies(monkeypatch):
+def test_an_estimator_says_how_it_multiplies(stand_in, monkeypatch):
     monkeypatch.setattr(torch, "compile", lambda function, **settings: function)
-    monkeypatch.setattr(_products, "_BACKEND", "of this test")
+    stand_in("_BACKEND", "of this test")
     X = rows(torch.float64).numpy()
     y = np.sin(X.sum(1))
     settings = dict(solver="cg", max_iter=2, posterior="solve", random_state=0, subset_size=None)

@@ -15,10 +15,12 @@ from skscalablegp.linalg.solvers import (
     Column,
     Solver,
     SolverState,
+    first_guess,
     preconditioner_for,
+    relative_norms,
     resolve_solver,
+    true_residual,
 )
-from skscalablegp.linalg.solvers._base import first_guess, relative_norms, true_residual
 from skscalablegp.preconditioners import Nystrom, PivotedCholesky
 from skscalablegp.solvers import AP, CG, Cholesky
 

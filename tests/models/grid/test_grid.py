@@ -37,8 +37,8 @@ def test_interpolates_quadratics_exactly_and_smooth_functions_to_third_order():
 @pytest.mark.parametrize("d", [1, 2, pytest.param(3, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("structure", ["product", "additive"])
-def test_moments(d, weighted, structure, monkeypatch):
-    monkeypatch.setattr("skscalablegp.models.grid._moments._BLOCK_BYTES", 8 * 7**d * 64)
+def test_moments(d, weighted, structure, thresholds):
+    thresholds("_moments", _BLOCK_BYTES=8 * 7**d * 64)
     X, Y = rows(d), np.random.default_rng(9).standard_normal((150, 2))
     c = np.linspace(0.1, 2, 150) if weighted else None
     g = grid(X, structure)
@@ -66,8 +66,8 @@ def test_moments(d, weighted, structure, monkeypatch):
 
 
 @pytest.mark.parametrize("weighted", [False, True])
-def test_moments_of_many_columns_are_dense(weighted, monkeypatch):
-    monkeypatch.setattr("skscalablegp.models.grid._moments._BLOCK_BYTES", 2**15)
+def test_moments_of_many_columns_are_dense(weighted, thresholds):
+    thresholds("_moments", _BLOCK_BYTES=2**15)
     X, Y = rows(40), np.random.default_rng(9).standard_normal((150, 2))
     c = np.linspace(0.1, 2, 150) if weighted else None
     g = make_grid(X, [8] * 40, "additive")
@@ -87,8 +87,8 @@ def test_moments_of_many_columns_are_dense(weighted, monkeypatch):
 
 
 @pytest.mark.parametrize("structure", ["product", "additive"])
-def test_moments_on_any_number_of_cores_are_the_same(structure, set_workers, monkeypatch):
-    monkeypatch.setattr("skscalablegp.models.grid._moments._BLOCK_BYTES", 8 * 7**2 * 16)
+def test_moments_on_any_number_of_cores_are_the_same(structure, set_workers, thresholds):
+    thresholds("_moments", _BLOCK_BYTES=8 * 7**2 * 16)
     X, Y, found = rows(2), np.random.default_rng(9).standard_normal((150, 2)), []
     for count in (1, 3):
         set_workers(count)

@@ -50,8 +50,8 @@ def problem(d, structure, kernel, t, known):
 @pytest.mark.parametrize(("d", "structure", "kernel"), CASES)
 @pytest.mark.parametrize("t", [1, 2])
 @pytest.mark.parametrize("known", [0.05, np.linspace(0.01, 1, 60)], ids=["common", "by row"])
-def test_value_and_gradient(d, structure, kernel, t, known, monkeypatch):
-    monkeypatch.setattr("skscalablegp.models.grid._objective._CUT_NATS", 1e-9)
+def test_value_and_gradient(d, structure, kernel, t, known, thresholds):
+    thresholds(_CUT_NATS=1e-9)
     made, X, Y = problem(d, structure, kernel, t, known)
     theta, n = made.kernel.theta0, len(X)
     extra = torch.from_numpy(np.broadcast_to(known, n).copy())
@@ -73,7 +73,7 @@ def test_value_and_gradient(d, structure, kernel, t, known, monkeypatch):
     torch.testing.assert_close(by_rows.grad, grad, rtol=1e-8, atol=1e-8)
 
 
-def test_few_rows_train_by_themselves(monkeypatch):
+def test_few_rows_train_by_themselves(thresholds, monkeypatch):
     """A rough prior on a product grid has far more columns than there are rows."""
     rng = np.random.default_rng(0)
     X = rng.uniform(size=(50, 3))
@@ -84,7 +84,7 @@ def test_few_rows_train_by_themselves(monkeypatch):
     monkeypatch.setattr(FewRows, "of", lambda *a: asked.append(len(a[1])) or original(*a))
     by_rows = KISSGPRegressor(**settings).fit(X, y)
     assert asked == [50]
-    monkeypatch.setattr("skscalablegp.models.grid._kissgp._FEW_NUMBERS", 0)
+    thresholds(_FEW_NUMBERS=0)
     by_grid = KISSGPRegressor(**settings).fit(X, y)
     assert asked == [50]
     np.testing.assert_allclose(by_rows.kernel_.theta, by_grid.kernel_.theta, atol=1e-3)

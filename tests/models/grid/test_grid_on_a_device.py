@@ -69,9 +69,9 @@ def test_likelihoods_and_gradients(d, structure, kernel, known):
     assert_allclose(found[1], found[0], rtol=1e-7, atol=1e-7)
 
 
-def test_an_evaluation_waits_a_few_times(monkeypatch):
+def test_an_evaluation_waits_a_few_times(thresholds):
     """For the factor, the value and the gradient: for any grid, and any blocks of it."""
-    monkeypatch.setattr("skscalablegp.models.grid._objective._BLOCK_NUMBERS", 2**8)
+    thresholds("models", _BLOCK_NUMBERS=2**8)
     with simulated() as gpu:
         for size in (6, 10):
             made, _ = problem(*CASES[1], 0.05, "cuda", size)
@@ -121,9 +121,9 @@ def test_predictions(solver, structure, love):
 
 @pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
 @pytest.mark.parametrize("solver", ["cholesky", "cg"])
-def test_sums_that_are_stored_densely(solver, monkeypatch):
+def test_sums_that_are_stored_densely(solver, thresholds):
     """As on sums of many axes, of which every two share entries of the Gram matrix."""
-    monkeypatch.setattr("skscalablegp.models.grid._moments._DENSE_COLUMNS", 3)
+    thresholds(_DENSE_COLUMNS=3)
     d, structure, kernel = CASES[2]
     rng = np.random.default_rng(d)
     X, Y = rng.uniform(-1, 2, (60, d)), rng.standard_normal((60, 1))

@@ -5,6 +5,7 @@ import pickle
 
 import numpy as np
 import pytest
+from inside import clock
 from scipy.stats import multivariate_normal
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.frozen import FrozenEstimator
@@ -12,8 +13,6 @@ from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel, DotProduct, Matern, WhiteKernel
 
 from skscalablegp import KISSGPRegressor, LOVEPredictor
-from skscalablegp._clock import clock
-from skscalablegp.models.grid import _sparse
 
 C, W = ConstantKernel, WhiteKernel
 # Columns of a product with the Gram matrix of the grid that take all of a budget.
@@ -52,7 +51,7 @@ def test_tends_to_the_exact_regressor_at_the_cubic_rate(d):
 @pytest.mark.parametrize("structure", ["product", "additive"])
 @pytest.mark.parametrize("noise", [None, "by row"])
 @pytest.mark.parametrize("spread", [1.0, 1.6])
-def test_partial_fit_is_exact(structure, noise, spread):
+def test_partial_fit_is_exact(structure, noise, spread, stand_in):
     X, y, X_new = table()
     known = None if noise is None else np.linspace(0.01, 0.5, 200)
     X[150:] = 0.5 + spread * (X[150:] - 0.5)
@@ -63,11 +62,8 @@ def test_partial_fit_is_exact(structure, noise, spread):
         model.partial_fit(X[part], y[part], None if known is None else known[part])
     whole = fixed(grid_size=20, structure=structure)
     # On the same grid, which is what the first rows and the spacing made of it.
-    import skscalablegp.models.grid._kissgp as module
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "make_grid", lambda *args: model.grid_)
-        whole.fit(X, y, known)
+    stand_in("make_grid", lambda *args: model.grid_)
+    whole.fit(X, y, known)
     for a, b in zip(model.predict(X_new, return_std=True), whole.predict(X_new, return_std=True),
                     strict=True):  # fmt: skip
         np.testing.assert_allclose(a, b, atol=1e-8)
@@ -80,10 +76,9 @@ def test_partial_fit_is_exact(structure, noise, spread):
 
 @pytest.mark.exact_input  # the message has the digits of a row
 @pytest.mark.parametrize("structure", ["product", "additive"])
-def test_outside_the_grid(structure, monkeypatch):
+def test_outside_the_grid(structure, thresholds):
     # What is cut of the eigenvalues differs between the grids: hardly anything here.
-    for name, value in (("_CUT_NATS", 1e-9), ("_CUT_VARIANCE", 1e-13)):
-        monkeypatch.setattr(f"skscalablegp.models.grid._objective.{name}", value)
+    thresholds("_objective", _CUT_NATS=1e-9, _CUT_VARIANCE=1e-13)
     X, y, _ = table()
     model = fixed(grid_size=20, structure=structure).fit(X, y)
     far = np.array([[1.3, 0.4], [0.2, -0.4], [40.0, 0.5]])
@@ -195,19 +190,19 @@ def test_known_noise_of_targets_of_different_scales():
             method(X, Y, noise_variance=0.1)
 
 
-def test_few_rows_do_without_what_many_share(monkeypatch):
+def test_few_rows_do_without_what_many_share(thresholds):
     X, y, new = table(3)
     models = [fixed(3, grid_size=12).fit(X, y) for _ in range(2)]
     shared = models[0].predict_std(new)
-    monkeypatch.setattr("skscalablegp.models.grid._posterior._SHARED_PRODUCTS", 0)
+    thresholds(_SHARED_PRODUCTS=0)
     np.testing.assert_allclose(models[1].predict_std(new), shared, rtol=1e-9)
     caches = [vars(model._posterior()) for model in models]
     assert ["_variance_polynomials" in cache for cache in caches] == [True, False]
 
 
-def test_budget_counts_the_rank_before_rows_are_read(monkeypatch):
+def test_budget_counts_the_rank_before_rows_are_read(stand_in):
     X, y, _ = table(1)
-    monkeypatch.setattr("skscalablegp.models.grid._kissgp.summed", None)
+    stand_in("summed", None, at="_kissgp")
     model = KISSGPRegressor(C(1.0) * RBF(0.01) + W(0.01), grid_size=400, memory_budget=2**20)
     with pytest.raises(MemoryError, match="400 points whose covariance has rank.*budget is 1.0 M"):
         model.fit(X, y)
@@ -420,9 +415,9 @@ class TestProducts:
             pytest.param("additive", "by row", marks=pytest.mark.slow),
         ],
     )
-    def test_predictions_and_gradients(self, structure, known, monkeypatch):
+    def test_predictions_and_gradients(self, structure, known, thresholds):
         # So many random vectors leave an error of one or two nats.
-        monkeypatch.setattr("skscalablegp.models.grid._products._PROBES", 400)
+        thresholds(_PROBES=400)
         X, y, X_new = table()
         Y = np.stack([y, 2 - y], 1)
         noise = None if known is None else np.linspace(0.01, 0.1, 200)
@@ -449,7 +444,7 @@ class TestProducts:
         "known",
         [pytest.param(np.full(150, 0.02), marks=pytest.mark.slow), np.linspace(0, 0.1, 150)],
     )
-    def test_gradients_and_values_are_right_on_average(self, known, monkeypatch):
+    def test_gradients_and_values_are_right_on_average(self, known, thresholds):
         import torch
 
         from skscalablegp.core.data import Table
@@ -467,7 +462,7 @@ class TestProducts:
         below = fixed(grid_size=9).fit(X, y)._posterior()
         kernel, theta = below.grid_kernel, below.theta
         rows = NoiseByRow(kernel.grid, Table(X, y, np.zeros(()), np.ones(()), known))
-        monkeypatch.setattr("skscalablegp.models.grid._products._PROBES", 40)
+        thresholds(_PROBES=40)
         grads, values, errors = [], [], []
         for seed in range(20):
             probes = RowProbes(kernel.grid, X, known, torch.Generator().manual_seed(seed))
@@ -490,13 +485,13 @@ class TestProducts:
         assert exact.value == pytest.approx(dense, rel=1e-6)
         assert abs(np.mean(values) - dense) < 4 * np.mean(errors) / 20**0.5
 
-    def test_few_lanczos_steps_are_in_the_error(self, monkeypatch):
+    def test_few_lanczos_steps_are_in_the_error(self, thresholds):
         X, y, _ = table()
         exact = fixed(grid_size=12).fit(X, y).log_marginal_likelihood_value_
-        monkeypatch.setattr("skscalablegp.models.grid._products._PROBES", 400)
+        thresholds(_PROBES=400)
         errors = []
         for steps in (3, 40):
-            monkeypatch.setattr("skscalablegp.models.grid._products._QUADRATURE", steps)
+            thresholds(_QUADRATURE=steps)
             model = fixed(grid_size=12, solver="cg", random_state=0).fit(X, y)
             errors.append(model.log_marginal_likelihood_std_error_)
             assert abs(model.log_marginal_likelihood_value_ - exact) < 3 * errors[-1]
@@ -511,7 +506,7 @@ class TestProducts:
             pytest.param(16, 1e-3, True, marks=pytest.mark.slow),
         ],
     )
-    def test_roots_of_long_axes_have_the_covariance(self, low_rank, first, rest, monkeypatch):
+    def test_roots_of_long_axes_have_the_covariance(self, low_rank, first, rest, thresholds):
         """S S' against dense algebra, with all directions and with as many as the trace asks for.
 
         A doubling that adds less than 1e-4 of the trace is the last.
@@ -520,7 +515,7 @@ class TestProducts:
 
         from skscalablegp.models.grid._product_posterior import ProductPosterior
 
-        monkeypatch.setattr("skscalablegp.models.grid._product_posterior._SAMPLE_RANK", first)
+        thresholds(_SAMPLE_RANK=first)
         X, y, _ = table(1)
         kernel = C(1.0) * RBF(0.05) + W(0.01)
         model = KISSGPRegressor(kernel, optimizer=None, grid_size=300, solver="cg").fit(X, y)
@@ -601,7 +596,7 @@ class TestProducts:
             np.testing.assert_allclose(np.cov(draws), cov, atol=2e-3)
 
     @pytest.mark.slow
-    def test_samples_without_memory_for_a_factor_of_the_prior(self, monkeypatch):
+    def test_samples_without_memory_for_a_factor_of_the_prior(self, stand_in):
         X, y, X_new = table()
         model = fixed(grid_size=20, solver="cg").fit(X, y)
         cov = model.predict(X_new, return_cov=True)[1]
@@ -609,14 +604,14 @@ class TestProducts:
         def refuse(*_):
             raise MemoryError("too large")
 
-        monkeypatch.setattr("skscalablegp.models.grid._grid_kernel.GridKernel.factor", refuse)
+        stand_in("GridKernel.factor", refuse)
         draws = model.sample_y(X_new, 20_000, random_state=0)
         np.testing.assert_allclose(np.cov(draws), cov, atol=2e-3)
 
     @pytest.mark.slow
-    def test_no_factor_is_made(self, monkeypatch):
+    def test_no_factor_is_made(self, stand_in):
         X, y, X_new = table()
-        monkeypatch.setattr("skscalablegp.models.grid._grid_kernel.GridKernel.factor", None)
+        stand_in("GridKernel.factor", None)
         model = KISSGPRegressor(grid_size=12, solver="cg", max_iter=40, random_state=0).fit(X, y)
         assert model.score(X, y) > 0.9 and model.fit_report_.grid_rank is None
         with pytest.raises(ValueError, match="solver='ap' is unknown on a grid"):
@@ -642,21 +637,20 @@ def test_a_network_begins_with_the_columns_that_matter():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("d", [2, 3])
-def test_products_with_the_grid_end_by_the_budget(d, monkeypatch):
+def test_products_with_the_grid_end_by_the_budget(d, stand_in):
     """Each product takes time by the number of its columns; 20,000 short waves need a rank whose
     one evaluation would take many times the budget."""
     rng = np.random.default_rng(0)
     X = rng.standard_normal((20_000, d))
     y = np.sin(6 * X.sum(1)) + 0.3 * rng.standard_normal(len(X))
     seconds = [0.0]
-    product = _sparse.SparseMatrix.__matmul__
 
     def slow(self, V):
         # A reading of the clock must see that a block of columns took its time.
         seconds[0] += 5.0 * V.shape[1] / _BUDGET_COLUMNS
         return product(self, V)
 
-    monkeypatch.setattr(_sparse.SparseMatrix, "__matmul__", slow)
+    product = stand_in("SparseMatrix.__matmul__", slow)
     kernel = C(1.0) * RBF([0.1 if d == 2 else 1.5] * d) + W(0.1)
     model = KISSGPRegressor(kernel, max_seconds=5.0, random_state=0)
     with clock(lambda: seconds[0]), pytest.warns(ConvergenceWarning, match="max_seconds leaves"):

@@ -6,12 +6,11 @@ import numpy as np
 import pytest
 import scipy.linalg
 import torch
+from inside import clock
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel, Matern, WhiteKernel
 
 from skscalablegp import KISSGPRegressor
-from skscalablegp._clock import clock
-from skscalablegp.models.grid import _grid_kernel, _sparse
 from skscalablegp.models.grid._grid_kernel import halved_eigh, leading_pairs
 
 
@@ -56,7 +55,7 @@ def kernel(d):
         (2, {"solver": "cg", "kernel": kernel(2), "grid_size": 60}),
     ],
 )
-def test_every_path_of_a_grid_ends_by_the_budget(d, settings, monkeypatch):
+def test_every_path_of_a_grid_ends_by_the_budget(d, settings, thresholds, stand_in, monkeypatch):
     """Products take time by the number of their columns, and decompositions by the cube of their
     size: those of the long axes, as a whole or by halves, would take 1.5 to 11 seconds each."""
     rng = np.random.default_rng(0)
@@ -71,12 +70,12 @@ def test_every_path_of_a_grid_ends_by_the_budget(d, settings, monkeypatch):
 
         return slow
 
-    product = slowly(_sparse.SparseMatrix.__matmul__, lambda self, V: 8e-3 * V.shape[1])
-    monkeypatch.setattr(_sparse.SparseMatrix, "__matmul__", product)
+    product = slowly(lambda *args: multiply(*args), lambda self, V: 8e-3 * V.shape[1])
+    multiply = stand_in("SparseMatrix.__matmul__", product)
     for name in ("eigh", "eigvalsh"):
         found = slowly(getattr(torch.linalg, name), lambda A: (len(A) > 150) * len(A) ** 3 / 6e6)
-        monkeypatch.setattr(_grid_kernel.torch.linalg, name, found)
-    monkeypatch.setattr(_grid_kernel, "LONG_AXIS", 200)
+        monkeypatch.setattr(torch.linalg, name, found)
+    thresholds(LONG_AXIS=200)
     model = KISSGPRegressor(max_seconds=5.0, random_state=0, **settings)
     with clock(lambda: seconds[0]), pytest.warns(ConvergenceWarning, match="max_seconds"):
         model.fit(X, y)

@@ -15,8 +15,7 @@ from sklearn.gaussian_process.kernels import (
 )
 
 from skscalablegp import KISSGPRegressor
-from skscalablegp.core import Run
-from skscalablegp.core._starts import choose_start
+from skscalablegp.core import Run, choose_start
 from skscalablegp.core.training import Monitor
 from skscalablegp.kernels import Columns, SumOverColumns, compile_kernel
 from skscalablegp.linalg.gradients import GPProblem, exact_marginal_likelihood
@@ -94,9 +93,7 @@ def test_nothing_moves_without_training():
     assert "training began" not in str(model.fit_report_)
 
 
-def test_a_start_whose_rank_needs_too_much_memory_is_left(monkeypatch):
-    from skscalablegp.models.grid import _kissgp
-
+def test_a_start_whose_rank_needs_too_much_memory_is_left(stand_in):
     X, y = drawn(2, lambda X: np.sin(3 * X[:, 0]) + X[:, 1], n=300)
     ranks = []
 
@@ -106,8 +103,7 @@ def test_a_start_whose_rank_needs_too_much_memory_is_left(monkeypatch):
             raise MemoryError("A grid whose covariance has a large rank")
         return rank
 
-    check_rank = _kissgp.check_rank
-    monkeypatch.setattr(_kissgp, "check_rank", limited)
+    check_rank = stand_in("check_rank", limited, at="_kissgp")
     model = KISSGPRegressor(grid_size=20, max_iter=1).fit(X, y)
     assert len(ranks) == 2 and "training began" not in str(model.fit_report_)
 

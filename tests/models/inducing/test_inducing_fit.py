@@ -16,9 +16,8 @@ from watching import Watch
 from skscalablegp import SGPRRegressor, SVGPClassifier, SVGPRegressor
 from skscalablegp.core.training import Adam
 from skscalablegp.kernels import TorchKernel, compile_kernel
-from skscalablegp.models.inducing import NaturalBelief, WhitenedBelief, _sgpr, _training
+from skscalablegp.models.inducing import NaturalBelief, WhitenedBelief
 from skscalablegp.models.inducing._collapsed import BlocksHere, left_out_scales
-from skscalablegp.models.inducing._stepper import SparseStepper
 from skscalablegp.priors import LogNormal
 
 KERNEL = ConstantKernel(1.0) * RBF(1.0) + WhiteKernel(0.05)
@@ -73,8 +72,8 @@ def fail():
 
 
 @pytest.fixture(autouse=True)
-def small_starts(monkeypatch):
-    monkeypatch.setattr(_sgpr, "START_ROWS", 50)
+def small_starts(thresholds):
+    thresholds(START_ROWS=50)
 
 
 # ------------------------------------------------------------------ fits with a start
@@ -104,11 +103,10 @@ def test_failures_and_interrupts_at_every_stage(model, stage):
 
 
 @pytest.mark.parametrize("model", MODELS, ids=NAMES)
-def test_an_interrupt_between_stages_keeps_the_start(model, monkeypatch):
+def test_an_interrupt_between_stages_keeps_the_start(model, stand_in):
     """While points are chosen: once is repeated, twice leaves nothing."""
     X, y = table()
-    chosen, module = [], _sgpr if isinstance(model, SGPRRegressor) else _training
-    select = module.select_inducing
+    chosen = []
 
     def press(*args):
         chosen.append(1)
@@ -116,7 +114,7 @@ def test_an_interrupt_between_stages_keeps_the_start(model, monkeypatch):
             raise KeyboardInterrupt
         return select(*args)
 
-    monkeypatch.setattr(module, "select_inducing", press)
+    select = stand_in("select_inducing", press)
     times, model = 1, clone(model).set_params(random_state=0)
     assert len(fit(model, X, y)) == 1
     assert model.fit_report_.status == "interrupted" and set(model.history_["stage"]) == {"start"}
@@ -130,13 +128,10 @@ def test_an_interrupt_between_stages_keeps_the_start(model, monkeypatch):
 
 
 @pytest.mark.parametrize("model", MODELS, ids=NAMES)
-def test_the_first_score_interrupted_leaves_the_start(model, monkeypatch):
+def test_the_first_score_interrupted_leaves_the_start(model, stand_in):
     X, y = table()
     name = "collapsed_bound" if isinstance(model, SGPRRegressor) else "variational_bound"
-    from skscalablegp.models.inducing import _collapsed, _stepper
-
-    module = _collapsed if isinstance(model, SGPRRegressor) else _stepper
-    plain, pressed = getattr(module, name), []
+    pressed = []
 
     def press(*args, **settings):
         if not pressed:
@@ -144,7 +139,7 @@ def test_the_first_score_interrupted_leaves_the_start(model, monkeypatch):
             raise KeyboardInterrupt
         return plain(*args, **settings)
 
-    monkeypatch.setattr(module, name, press)
+    plain = stand_in(name, press)
     model = clone(model).set_params(random_state=0)
     warned = fit(model, X, y)
     assert len(warned) == 1 and "interrupted" in warned[0]
@@ -154,10 +149,10 @@ def test_the_first_score_interrupted_leaves_the_start(model, monkeypatch):
 @pytest.mark.slow
 @pytest.mark.skipif(not HAS_CALLBACKS, reason="scikit-learn < 1.9")
 @pytest.mark.parametrize("model", MODELS, ids=NAMES)
-def test_scikit_learn_callbacks_predict_at_both_stages(model, monkeypatch):
+def test_scikit_learn_callbacks_predict_at_both_stages(model, stand_in):
     X, y = table()
     # Callbacks see the steps before the scales are set.
-    monkeypatch.setattr(SparseStepper, "rescale", lambda self: None)
+    stand_in("SparseStepper.rescale", lambda self: None)
 
     seen = []
     watch = Watch(lambda between: seen.append(answers(between, X[:5])))
@@ -269,11 +264,9 @@ def test_wrong_settings(Model, params, message):
         Model(**params).fit(X, y > 0)
 
 
-def test_memory_is_that_of_the_device(monkeypatch):
-    from skscalablegp.core import _run
-
+def test_memory_is_that_of_the_device(stand_in):
     asked = []
-    monkeypatch.setattr(_run, "check_memory", lambda *args, device: asked.append(device))
+    stand_in("check_memory", lambda *args, device: asked.append(device), at="_run")
     X, y = table(40)
     SVGPRegressor(random_state=0, max_iter=30).fit(X, y).partial_fit(X, y)
     SGPRRegressor(random_state=0).fit(X, y)
@@ -429,7 +422,7 @@ def test_the_bound_is_below_a_likelihood(model):
 
 
 @pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
-def test_rows_left_out_do_not_overrule_priors(monkeypatch):
+def test_rows_left_out_do_not_overrule_priors(stand_in, monkeypatch):
     """A prior, however flat, switches the closed form of the scales off."""
     rng = np.random.default_rng(0)
     X = rng.uniform(-2, 2, (2100, 1))
@@ -439,7 +432,7 @@ def test_rows_left_out_do_not_overrule_priors(monkeypatch):
     scaled, bound = (
         clone(model).set_params(priors=priors).fit(X, y).kernel_.theta for priors in (None, flat)
     )
-    monkeypatch.setattr(SparseStepper, "rescale", lambda self: None)
+    stand_in("SparseStepper.rescale", lambda self: None)
     free = clone(model).set_params(priors=None).fit(X, y).kernel_.theta
     np.testing.assert_allclose(bound, free, atol=1e-6)
     assert abs(scaled[-1] - free[-1]) > 0.01
@@ -479,11 +472,11 @@ def test_scales_are_the_best_for_rows_left_out():
         assert best < loss(a * prior, 1e-4 * b * noise) + 4e-3
 
 
-def test_an_interrupt_before_anything_is_trained_is_an_error(monkeypatch):
+def test_an_interrupt_before_anything_is_trained_is_an_error(stand_in):
     X, y = table(40)
     model = SGPRRegressor(KERNEL, n_inducing=15, max_iter=3).fit(X, y)
     before = model.predict(X)
-    monkeypatch.setattr(_sgpr, "train", lambda *args, **kwargs: interrupt())
+    stand_in("train", lambda *args, **kwargs: interrupt(), at="inducing")
     with pytest.raises(KeyboardInterrupt):
         model.fit(X, -y)
     assert_array_equal(model.predict(X), before)

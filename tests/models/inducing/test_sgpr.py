@@ -10,7 +10,6 @@ from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import ConstantKernel, Matern, WhiteKernel
 
 from skscalablegp import IterativeGPRegressor, SGPRRegressor
-from skscalablegp.models.inducing import _sgpr as sgpr
 
 KERNEL = ConstantKernel(1.5) * Matern([0.8, 1.5], nu=1.5) + WhiteKernel(0.05)
 
@@ -72,11 +71,11 @@ def test_rows_that_are_known_exactly_need_alpha():
     assert SGPRRegressor(Matern(), alpha=0.01, n_inducing=30).fit(X, y).score(X, y) > 0.9
 
 
-def test_restarts_that_fail_are_reported(monkeypatch):
+def test_restarts_that_fail_are_reported(stand_in):
     X, y = table()
     settings = dict(n_inducing=10, random_state=0)
     one = SGPRRegressor(KERNEL, **settings).fit(X, y)
-    calls, train = [], sgpr.train
+    calls = []
 
     def failing(*args, **kwargs):
         calls.append(args)
@@ -85,7 +84,7 @@ def test_restarts_that_fail_are_reported(monkeypatch):
         result = train(*args, **kwargs)
         return result if len(calls) == 1 else replace(result, stop_reason="diverged", value=-1e9)
 
-    monkeypatch.setattr(sgpr, "train", failing)
+    train = stand_in("train", failing, at="inducing")
     several = SGPRRegressor(KERNEL, n_restarts_optimizer=2, **settings).fit(X, y)
     assert several.lower_bound_ == one.lower_bound_
     assert several.fit_report_.failures == (

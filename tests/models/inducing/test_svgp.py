@@ -20,13 +20,13 @@ from skscalablegp import SGPRRegressor, SVGPClassifier, SVGPRegressor
 from skscalablegp.core.data import RowSource, Scaling
 from skscalablegp.kernels import compile_kernel
 from skscalablegp.likelihoods import Bernoulli, Gaussian, StudentT
-from skscalablegp.models.inducing import _sgpr, _training
 from skscalablegp.models.inducing._stepper import (
     SparseModel,
     SparseRows,
     SparseSettings,
     SparseStepper,
 )
+from skscalablegp.models.inducing._training import best_noise
 
 
 def table(n=80, d=2, noise=0.2, seed=0):
@@ -257,10 +257,10 @@ def test_large_means_do_not_cost_digits():
 
 
 @pytest.mark.parametrize("scores", [None, [1.0, 0.5, float("nan")]], ids=["far", "no number"])
-def test_steps_that_diverge_leave_a_model_and_say_so(scores, monkeypatch):
+def test_steps_that_diverge_leave_a_model_and_say_so(scores, stand_in):
     X, y = table()
     if scores is not None:
-        monkeypatch.setattr(SparseStepper, "score", lambda self: scores.pop(0))
+        stand_in("SparseStepper.score", lambda self: scores.pop(0))
     model = SVGPRegressor(n_inducing=10, learning_rate=1e20, max_iter=20, batch_size=20)
     with pytest.warns(ConvergenceWarning, match="diverged.*learning_rate below 1e\\+20"):
         model.fit(X, y)
@@ -332,8 +332,8 @@ def test_digits():
     ],
 )
 @pytest.mark.parametrize("reason", ["interrupted", "callback"])
-def test_what_ends_the_start_ends_the_fit(model, least, reason, monkeypatch, given_start):
-    monkeypatch.setattr(_sgpr, "START_ROWS", 50)
+def test_what_ends_the_start_ends_the_fit(model, least, reason, thresholds, given_start):
+    thresholds(START_ROWS=50)
     X, y = table(150)
     y = (y > 0).astype(int) if isinstance(model, SVGPClassifier) else y
 
@@ -388,18 +388,18 @@ def test_inducing_points_are_finite_and_at_least_one(Model, inducing, message):
     "best, start",
     [(0.002, 0.002), (0.05, 0.015), (0.1, 0.015), (0.3, 0.03), (0.9, 0.06)],
 )
-def test_training_starts_at_a_noise_that_its_steps_can_leave(monkeypatch, best, start):
+def test_training_starts_at_a_noise_that_its_steps_can_leave(stand_in, best, start):
     # A start at 0.03 where the bound is best at 0.06 cost 4,000 rows of pol 0.145 nats a test row.
     unit = 2.5
 
     def bound(kernel, theta, Z, blocks):
         return SimpleNamespace(value=-((float(theta[-1]) - math.log(best * unit)) ** 2))
 
-    monkeypatch.setattr(_training, "collapsed_bound", bound)
+    stand_in("collapsed_bound", bound)
     train = stepper({})
     theta = train.model.kernel.theta0.clone()
     theta[-1] = math.log(1e-4 * unit)
-    chosen = _training.best_noise(
+    chosen = best_noise(
         train.model, theta, torch.zeros(1, 2), train.rows, unit, torch.Generator().manual_seed(0)
     )
     assert_allclose(chosen[:-1], theta[:-1])

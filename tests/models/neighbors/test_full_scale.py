@@ -224,7 +224,7 @@ def test_what_was_maximised_is_answered_again(n_inducing):
 
 
 @pytest.mark.usefixtures("given_start")
-def test_calibration_scales_the_kernel_by_the_same_process(monkeypatch):
+def test_calibration_scales_the_kernel_by_the_same_process(stand_in):
     X, y, X_new = table(300)
     settings = dict(kernel=None, optimizer="auto", subset_size=40, n_centers=100, n_inducing=20)
     searches = []
@@ -233,7 +233,7 @@ def test_calibration_scales_the_kernel_by_the_same_process(monkeypatch):
         searches.append(given)
         return earlier_rows(*given)
 
-    monkeypatch.setattr("skscalablegp.models.neighbors._nngp.earlier_rows", searched)
+    stand_in("earlier_rows", searched, at="_nngp")
     plain = model(calibrate=False, **settings).fit(X, y)
     searches.clear()
     ours = model(calibrate=True, **settings).fit(X, y)
@@ -320,8 +320,8 @@ def test_plans():
     assert small.exact_instead and "n_inducing" in small.without_effect
 
 
-def test_added_rows_make_a_small_table_large(monkeypatch):
-    monkeypatch.setattr("skscalablegp.models.neighbors._plan.small_table_rows", lambda params: 100)
+def test_added_rows_make_a_small_table_large(stand_in):
+    stand_in("small_table_rows", lambda params: 100, at="neighbors")
     X, y, X_new = table(120)
     ours = model(n_neighbors="auto", n_inducing=30, normalize_y=False, small_table="exact")
     ours.fit(X[:90], y[:90])

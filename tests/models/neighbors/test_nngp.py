@@ -450,11 +450,10 @@ def test_known_noise_that_hides_all_else_leaves_the_scale_near_one():
         assert 0.5 < Scales(p, p.kernel.theta0).best(rows, near, torch.float64).scale < 2
 
 
-def few_neighbors(monkeypatch, worth):
+def few_neighbors(thresholds, worth):
     """The default compares 8 and 60 neighbours."""
-    for name, value in dict(_NEIGHBORS=8, _OTHER_NEIGHBORS=(60,)).items():
-        monkeypatch.setattr(f"skscalablegp.models.neighbors._plan.{name}", value)
-    monkeypatch.setattr("skscalablegp.models.neighbors._nngp._WORTH", worth)
+    thresholds("neighbors", _NEIGHBORS=8, _OTHER_NEIGHBORS=(60,))
+    thresholds("_nngp", _WORTH=worth)
 
 
 @pytest.mark.parametrize(
@@ -485,9 +484,9 @@ def test_plans(n, params, neighbors, dtype, subset, n_rows):
     "worth, chosen, calibrate", [(0.02, 60, True), (10, 8, True), (10, 8, False)]
 )
 def test_predictions_take_more_neighbours_where_rows_left_out_show_a_gain(
-    monkeypatch, worth, chosen, calibrate, given_start
+    thresholds, worth, chosen, calibrate, given_start
 ):
-    few_neighbors(monkeypatch, worth)
+    few_neighbors(thresholds, worth)
     X, y, X_new = table(400)
     settings = dict(kernel=None, n_neighbors="auto", optimizer="auto", subset_size=40)
     settings |= dict(n_centers=40, small_table="method")
@@ -541,9 +540,9 @@ def test_the_fewest_neighbours_that_are_hardly_worse(density, chosen):
 
 @pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
 @pytest.mark.parametrize("calibrate", [True, False])
-def test_training_that_predicts_all_rows(monkeypatch, calibrate):
+def test_training_that_predicts_all_rows(thresholds, calibrate):
     """Neighbours are compared all the same; no held-out rows can give the scale."""
-    few_neighbors(monkeypatch, 0.0)
+    few_neighbors(thresholds, 0.0)
     X, y, _ = table(120)
     settings = dict(kernel=None, optimizer="auto", subset_size=40, max_iter=3, n_centers=120)
     settings |= dict(n_neighbors="auto", small_table="method")
@@ -688,7 +687,7 @@ def test_callbacks_see_the_likelihood_of_all_rows():
     assert list(seen) == ["30", "full"]
 
 
-def test_an_interrupted_calibration_leaves_the_trained_model(monkeypatch):
+def test_an_interrupted_calibration_leaves_the_trained_model(stand_in):
     X, y, X_new = table(120)
     settings = dict(objective="subset", subset_size=40, optimizer="auto", kernel=None)
     plain = model(calibrate=False, **settings).fit(X, y)
@@ -696,7 +695,7 @@ def test_an_interrupted_calibration_leaves_the_trained_model(monkeypatch):
     def interrupted(*args):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("skscalablegp.models.neighbors._nngp.neighbours_of", interrupted)
+    stand_in("neighbours_of", interrupted, at="_nngp")
     with pytest.warns(ConvergenceWarning, match="interrupted"):
         ours = model(**settings).fit(X, y)
     assert ours.fit_report_.status == "interrupted"
@@ -849,8 +848,8 @@ def test_threads_change_nothing():
     assert_allclose(*answers, rtol=1e-9)
 
 
-def test_rows_that_are_added_change_the_precision_with_the_size(monkeypatch):
-    monkeypatch.setattr("skscalablegp.models.neighbors._plan._DOUBLE_ROWS", 100)
+def test_rows_that_are_added_change_the_precision_with_the_size(thresholds):
+    thresholds(_DOUBLE_ROWS=100)
     X = np.random.default_rng(0).random((120, 2))
     y = np.sin(6 * X[:, 0])
     ours = NNGPRegressor(n_neighbors=20, random_state=0).fit(X[:90], y[:90])

@@ -20,9 +20,14 @@ from sklearn.gaussian_process.kernels import (
 from skscalablegp import NNGPRegressor, files, to_torch
 from skscalablegp.core import Machine, fitted_process
 from skscalablegp.core.training import Budget, StopTraining
-from skscalablegp.models.neighbors import _nngp, _plan, _wide
-from skscalablegp.models.neighbors._among import Among
-from skscalablegp.models.neighbors._wide import WideFit, close_rows, combination
+from skscalablegp.models.neighbors._plan import plan
+from skscalablegp.models.neighbors._wide import (
+    _RIDGE,
+    WideFit,
+    close_rows,
+    combination,
+    judged,
+)
 
 D, M, WIDE = 4, 10, 120
 SCALES = np.linspace(1, 3, D)
@@ -62,7 +67,7 @@ def shares_of(centres, x):
     gram = offsets @ offsets.T
     k = len(gram)
     system = np.ones((k + 1, k + 1))
-    system[:k, :k] = gram + _wide._RIDGE * np.trace(gram) / k * np.eye(k)
+    system[:k, :k] = gram + _RIDGE * np.trace(gram) / k * np.eye(k)
     system[k, k] = 0
     return np.linalg.solve(system, np.eye(k + 1)[k])[:k]
 
@@ -208,10 +213,10 @@ def test_groups_are_of_close_rows():
 
 
 @pytest.mark.parametrize("known", [False, True])
-def test_weight_and_factor_are_those_of_held_out_rows(monkeypatch, known):
+def test_weight_and_factor_are_those_of_held_out_rows(thresholds, known):
     """Least squares and the log density on a grid, from dense algebra."""
-    monkeypatch.setattr(_wide, "_WORTH", -9.0)
-    monkeypatch.setattr(_wide, "_CERTAIN", -9.0)
+    thresholds("_wide", _WORTH=-9.0)
+    thresholds(_CERTAIN=-9.0)
     X, y, _, _ = table(700)
     rng = np.random.default_rng(5)
     noise_variance = rng.uniform(0, 0.3, len(X)) if known else np.zeros(len(X))
@@ -266,25 +271,24 @@ def test_none_without_a_gain():
     assert_array_equal(fitted.predict(X[:9]), alone.predict(X[:9]))
 
 
-def test_a_trial_comes_before_the_work(monkeypatch):
+def test_a_trial_comes_before_the_work(thresholds, stand_in):
     """The neighbourhoods around a few held-out rows are fewer than a quarter of all."""
     X, y, _, _ = table(2000, 1)
     noise = np.random.default_rng(1).standard_normal(len(y))
-    solved, solve = [], Among.solved
+    solved = []
 
     def counted(self, points, m):
         solved.append(len(points))
         return solve(self, points, m)
 
-    monkeypatch.setattr(Among, "solved", counted)
-    monkeypatch.setattr(_wide, "_TRIED", 8)
-    monkeypatch.setattr(_wide, "_PROMISE", 4.0)
+    solve = stand_in("Among.solved", counted)
+    thresholds(_TRIED=8, _PROMISE=4.0)
     gp = model().fit(X, noise)
     assert 64 < sum(solved) <= 64 + 8 * 6
     assert "in a trial of 8 rows their weight was" in str(gp.fit_report_)
     solved.clear()
-    monkeypatch.setattr(_wide, "_PROMISE", -9)
-    monkeypatch.setattr(_plan, "_WIDE", WIDE)
+    thresholds(_PROMISE=-9)
+    thresholds("neighbors", _WIDE=WIDE)
     settings = dict(optimizer="auto", max_iter=1, n_centers=50, calibrate=False)
     gp = model(n_wide_neighbors="auto", **settings).fit(X, y)
     assert sum(solved) == 300 and len(solved) > 1
@@ -354,12 +358,11 @@ def test_why_there_are_none_is_in_the_report():
 
 
 @pytest.mark.parametrize(("wide", "taken"), [(0, 20), (WIDE, 10), (22, 20)])
-def test_more_neighbours_are_weighed_against_wide_ones(monkeypatch, wide, taken):
-    monkeypatch.setattr(_plan, "_NEIGHBORS", 20)
-    monkeypatch.setattr(_plan, "_OTHER_NEIGHBORS", (10,))
-    monkeypatch.setattr(_nngp, "_WORTH", 0.04)
-    monkeypatch.setattr(_wide, "_WORTH", -9.0)
-    monkeypatch.setattr(_wide, "_CERTAIN", -9.0)
+def test_more_neighbours_are_weighed_against_wide_ones(thresholds, wide, taken):
+    thresholds(_NEIGHBORS=20, _OTHER_NEIGHBORS=(10,))
+    thresholds("_nngp", _WORTH=0.04)
+    thresholds("_wide", _WORTH=-9.0)
+    thresholds(_CERTAIN=-9.0)
     X, y, _, _ = table()
     settings = dict(optimizer="auto", max_iter=1, n_centers=50, n_neighbors="auto")
     gp = model(**settings, n_wide_neighbors=wide, small_table="method").fit(X, y)
@@ -376,13 +379,12 @@ def test_more_neighbours_are_weighed_against_wide_ones(monkeypatch, wide, taken)
 
 
 @pytest.mark.parametrize("how", ["interrupt", "no time"])
-def test_a_fit_that_ends_among_wide_neighbourhoods_is_calibrated(monkeypatch, how):
+def test_a_fit_that_ends_among_wide_neighbourhoods_is_calibrated(thresholds, stand_in, how):
     def ended(self, points, m):
         raise KeyboardInterrupt if how == "interrupt" else StopTraining("max_seconds")
 
-    monkeypatch.setattr(Among, "solved", ended)
-    monkeypatch.setattr(_plan, "_NEIGHBORS", 20)
-    monkeypatch.setattr(_plan, "_OTHER_NEIGHBORS", (10,))
+    stand_in("Among.solved", ended)
+    thresholds(_NEIGHBORS=20, _OTHER_NEIGHBORS=(10,))
     X, y, X_test, _ = table()
     settings = dict(optimizer="auto", max_iter=1, n_centers=50, n_neighbors="auto")
     settings |= dict(small_table="method", kernel=None, max_seconds=1e6)
@@ -394,7 +396,7 @@ def test_a_fit_that_ends_among_wide_neighbourhoods_is_calibrated(monkeypatch, ho
 
 
 def test_auto_is_a_number_of_rows():
-    plans = [_plan.plan(NNGPRegressor(), n, 3, Machine()) for n in (2_500, 300_000, 1_000_000)]
+    plans = [plan(NNGPRegressor(), n, 3, Machine()) for n in (2_500, 300_000, 1_000_000)]
     assert [made.n_wide.value for made in plans] == [1000, 1000, 0]
     assert plans[0].n_neighbors.value == 200
 
@@ -408,11 +410,13 @@ def ticking(monkeypatch):
 @pytest.mark.parametrize(
     ("limit", "rows"), [(None, WIDE), (900.0, WIDE), (60.0, "fewer"), (8.0, None)]
 )
-def test_a_small_time_budget_allows_smaller_neighbourhoods_or_none(monkeypatch, limit, rows):
+def test_a_small_time_budget_allows_smaller_neighbourhoods_or_none(
+    thresholds, monkeypatch, limit, rows
+):
     X, y, _, _ = table(900, 1)
     posterior = model(n_wide_neighbors=0).fit(X, y)._posterior()
     ticking(monkeypatch)
-    monkeypatch.setattr(_wide, "_CHUNK", 4)
+    thresholds(_CHUNK=4)
     given = Budget(limit), torch.Generator().manual_seed(0), torch.float64
     fit = WideFit(posterior, [posterior], 0, WIDE, *given)
     found, why = fit.find()
@@ -434,13 +438,13 @@ def test_a_small_time_budget_allows_smaller_neighbourhoods_or_none(monkeypatch, 
         (FloatingPointError("overflow"), "a number is not finite"),
     ],
 )
-def test_a_failure_to_solve_them_costs_only_the_correction(monkeypatch, error, words):
+def test_a_failure_to_solve_them_costs_only_the_correction(stand_in, error, words):
     X, y, X_test, _ = table()
 
     def broken(self, points, m):
         raise error
 
-    monkeypatch.setattr(Among, "solved", broken)
+    stand_in("Among.solved", broken)
     gp = model().fit(X, y)
     assert f"could not be solved: {words}" in gp.fit_report_.ignored["n_wide_neighbors"]
     plain = model(n_wide_neighbors=0).fit(X, y)
@@ -498,8 +502,8 @@ def test_added_rows_are_neighbours_beside_the_same_wide_neighbourhoods():
     assert_allclose(again.predict(X_test), gp.predict(X_test), rtol=1e-10, atol=1e-12)
 
 
-def test_among_many_added_rows_the_nearest_ones_are_alone(monkeypatch):
-    monkeypatch.setattr(_wide, "_CERTAIN", 1.0)
+def test_among_many_added_rows_the_nearest_ones_are_alone(thresholds):
+    thresholds(_CERTAIN=1.0)
     X, y, X_test, _ = table(1250)
     gp = model().fit(X[:1000], y[:1000]).partial_fit(X[1000:1150], y[1000:1150])
     assert gp.n_wide_neighbors_ == WIDE
@@ -538,9 +542,9 @@ def test_added_rows_in_another_precision_or_with_more_neighbours(changed):
         assert_allclose(gp.predict(X_test), plain.predict(X_test), rtol=1e-6, atol=1e-8)
 
 
-def test_equal_rows_are_held_out_together(monkeypatch):
+def test_equal_rows_are_held_out_together(thresholds):
     """Merged rows have the noise of their mean, here and in the oracle."""
-    monkeypatch.setattr(_wide, "_CERTAIN", 0.5)
+    thresholds(_CERTAIN=0.5)
     X, y, X_test, _ = table()
     rng = np.random.default_rng(2)
     many = np.repeat(np.arange(1000), rng.integers(1, 9, 1000))
@@ -573,12 +577,12 @@ def test_a_device_has_them():
 
 
 @pytest.mark.slow
-def test_onnx_files_have_them(monkeypatch, tmp_path):
+def test_onnx_files_have_them(thresholds, tmp_path):
     onnxruntime = pytest.importorskip("onnxruntime")
     pytest.importorskip("onnxscript")
     if torch.__version__ < "2.13":
         pytest.skip("earlier versions write no loops")
-    monkeypatch.setattr(_wide, "_CERTAIN", 0.0)
+    thresholds(_CERTAIN=0.0)
     X, y, X_test, _ = table(500)
     gp = model(local_scale=False, n_wide_neighbors=60).fit(X, y)
     assert gp.wide_weight_ > 0
@@ -606,4 +610,4 @@ def test_noise_that_hides_latent_variances_leaves_their_factor_near_one():
         hidden = SimpleNamespace(problem=SimpleNamespace(Y=Y), n_neighbors=M, **calls)
         vars(hidden).update(dict.fromkeys(("among", "points", "wide_mean"), pytest.fail))
         wide = Y - e + 0.01 * torch.tensor(rng.standard_normal((200, 1)))
-        assert _wide.judged(hidden, torch.arange(200), wide).shrink > 0.7
+        assert judged(hidden, torch.arange(200), wide).shrink > 0.7

@@ -2,36 +2,20 @@
 
 import numpy as np
 import pytest
-import torch
 from numpy.testing import assert_allclose
 from sklearn.datasets import make_friedman1
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.gaussian_process import GaussianProcessRegressor
-from sklearn.gaussian_process.kernels import RBF, ConstantKernel, Matern, WhiteKernel
+from sklearn.gaussian_process.kernels import RBF, ConstantKernel, WhiteKernel
 
 from skscalablegp import QSGPClassifier, QSGPRegressor, QSRVMRegressor
-from skscalablegp.kernels import compile_kernel
 from skscalablegp.metrics import interval_coverage
-from skscalablegp.models.sampled import _qsrvm
-from skscalablegp.models.sampled._process import pivots
 
 
 def friedman(n):
     X, f = make_friedman1(n + 500, 5, random_state=0)
     y = f + 0.25 * np.random.default_rng(0).standard_normal(n + 500)
     return X[:n], X[n:], y[:n], y[n:]
-
-
-def test_pivots_leave_no_row_open():
-    X = np.random.default_rng(0).uniform(-2, 2, (150, 2))
-    kernel = ConstantKernel(2.0) * Matern(2.0, nu=2.5)
-    for tol in (1e-1, 1e-3):
-        rows, left = pivots(compile_kernel(kernel, 2), torch.tensor(X), 150, tol)
-        K = kernel(X)
-        open_ = K - K[:, rows] @ np.linalg.solve(K[np.ix_(rows, rows)], K[rows])
-        assert left <= tol and open_.diagonal().max() <= tol * 1.001
-        assert len(rows) == len(set(rows.tolist())) < 150
-    assert len(pivots(compile_kernel(kernel, 2), torch.tensor(X), 20, 1e-9)[0]) == 20
 
 
 @pytest.mark.parametrize("noise", [0.3, 1e-3])
@@ -69,9 +53,9 @@ def test_a_class_model_does_not_jump_in_size():
     assert max(sizes) - min(sizes) <= 10
 
 
-def test_few_functions_that_are_too_little_say_what_to_use(monkeypatch):
+def test_few_functions_that_are_too_little_say_what_to_use(thresholds):
     # Half a nat better than the exact process is too little.
-    monkeypatch.setattr(_qsrvm, "_BEHIND", -0.5)
+    thresholds(_BEHIND=-0.5)
     X, _, y, _ = friedman(120)
     with pytest.warns(ConvergenceWarning, match="higher under an exact process: use QSGPRegressor"):
         QSRVMRegressor(n_components=120, random_state=0).fit(X, y)

@@ -16,8 +16,7 @@ from skscalablegp.core.data import RowSource, Scaling
 from skscalablegp.core.posteriors import KernelPosterior, Posterior
 from skscalablegp.core.training import Budget
 from skscalablegp.kernels import compile_kernel
-from skscalablegp.models.sampled import _plan, _relevance, _rounds
-from skscalablegp.models.sampled._fit import Fit
+from skscalablegp.models.sampled import Dictionary, Fit
 
 KERNEL = ConstantKernel(1.0) * RBF([1.0, 1.0]) + WhiteKernel(0.1)
 FIXED = dict(kernel=KERNEL, optimizer=None, random_state=0, standardize=False)
@@ -199,9 +198,8 @@ def test_the_posterior_is_what_it_says_and_stays_what_it_was():
 
 
 @pytest.fixture
-def rounds(monkeypatch):
-    monkeypatch.setattr(_plan, "EXACT_DICTIONARY", 60)
-    monkeypatch.setattr(_rounds, "_ROUNDS", 2)
+def rounds(thresholds):
+    thresholds("sampled", EXACT_DICTIONARY=60, _ROUNDS=2)
     rng = np.random.default_rng(0)
     X = rng.uniform(-10, 10, (150, 1))
     y = np.sinc(X[:, 0] / np.pi) + 0.1 * rng.standard_normal(150)
@@ -233,12 +231,12 @@ def test_rounds_keep_to_the_time_budget(rounds):
     assert np.isfinite(model.predict(X, return_std=True)).all()
 
 
-def test_moments_that_are_cut_short_are_those_of_the_first_rows(monkeypatch):
-    monkeypatch.setattr(_relevance, "MOMENT_ROWS", 50)
+def test_moments_that_are_cut_short_are_those_of_the_first_rows(thresholds):
+    thresholds(MOMENT_ROWS=50)
     X, y = table()
     unit = Scaling(np.zeros(2), np.ones(2), np.zeros(1), np.ones(1))
     source = RowSource(X, y[:, None], unit, torch.float64)
-    dictionary = _relevance.Dictionary.of(compile_kernel(KERNEL, 2), source, np.arange(10), 1e4)
+    dictionary = Dictionary.of(compile_kernel(KERNEL, 2), source, np.arange(10), 1e4)
     cut = dictionary.moments(source, Budget(1e-9))
     whole = dictionary.moments(source.subset(np.arange(50)), Budget())
     assert cut.n == whole.n == 50

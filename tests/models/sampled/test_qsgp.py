@@ -10,7 +10,6 @@ from sklearn.exceptions import ConvergenceWarning
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel, DotProduct, WhiteKernel
 
 from skscalablegp import QSGPClassifier, QSGPRegressor, QSRVMRegressor, SVGPClassifier
-from skscalablegp.models.sampled import _plan as _qsgp_plan
 
 KERNEL = ConstantKernel(1.0) * RBF([1.0, 1.0]) + WhiteKernel(0.1)
 FIXED = dict(kernel=KERNEL, optimizer=None, random_state=0, standardize=False)
@@ -61,8 +60,8 @@ def test_a_warm_start_begins_anew_on_a_table_that_does_not_fit(basis):
 
 
 @pytest.mark.parametrize("inference", ["auto", "exact"])
-def test_functions_at_given_points_are_subset_of_regressors_regression(inference, monkeypatch):
-    monkeypatch.setattr(_qsgp_plan, "EXACT_FEATURES", 20)
+def test_functions_at_given_points_are_subset_of_regressors_regression(inference, thresholds):
+    thresholds(EXACT_FEATURES=20)
     X, y = table(100)
     Z = np.random.default_rng(1).uniform(-2, 2, (30, 2))
     model = QSGPRegressor(basis=Z, inference=inference, **FIXED).fit(X, y)
@@ -114,9 +113,9 @@ def test_steps_from_a_memory_map_and_a_warm_start(tmp_path):
     assert model.score(X, y) > 0.8
 
 
-def calibrated(monkeypatch, **settings):
+def calibrated(thresholds, **settings):
     """A model whose scale of variances some of 500 rows have chosen."""
-    monkeypatch.setattr(_qsgp_plan, "_HELD_FROM", 300)
+    thresholds(_HELD_FROM=300)
     X, y = table(500)
     # The kernel's noise is far too small.
     kernel = ConstantKernel(1.0) * RBF([1.0, 1.0]) + WhiteKernel(0.005)
@@ -125,15 +124,15 @@ def calibrated(monkeypatch, **settings):
     return model.fit(X[:400], y[:400]), X, y
 
 
-def test_support_rows_leave_rows_that_choose_the_scale_of_variances(monkeypatch):
-    model, X, y = calibrated(monkeypatch, control_variate_rank=400)
+def test_support_rows_leave_rows_that_choose_the_scale_of_variances(thresholds):
+    model, X, y = calibrated(thresholds, control_variate_rank=400)
     assert len(model._state.support_X) == 200
     z = (y[400:] - model.predict(X[400:])) / model.predict_std(X[400:])
     assert 0.7 < z.std() < 1.4
 
 
-def test_going_on_keeps_the_scale_of_variances(monkeypatch):
-    model, X, y = calibrated(monkeypatch, warm_start=True)
+def test_going_on_keeps_the_scale_of_variances(thresholds):
+    model, X, y = calibrated(thresholds, warm_start=True)
     scale, noise = model._state.variance_scale, model._state.noise
     assert scale != 1 and noise > 3 * 0.005
     model.partial_fit(X[400:440], y[400:440])
@@ -154,8 +153,8 @@ def test_going_on_keeps_the_scale_of_variances(monkeypatch):
         ),
     ],
 )
-def test_units_of_the_target_do_not_matter(settings, monkeypatch):
-    monkeypatch.setattr(_qsgp_plan, "_HELD_FROM", 300)
+def test_units_of_the_target_do_not_matter(settings, thresholds):
+    thresholds(_HELD_FROM=300)
     X, y = table(400)
     found = []
     for unit in (1.0, 1e-6, 1e6):

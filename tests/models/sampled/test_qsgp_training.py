@@ -13,22 +13,26 @@ from skscalablegp.kernels import compile_kernel
 from skscalablegp.likelihoods import Bernoulli, Gaussian, Laplace
 from skscalablegp.models.sampled import (
     BasisDraw,
+    Beginning,
     Control,
+    Flattening,
     NoiseAtRows,
     Projection,
     SampledBatch,
+    SampledWeights,
+    Sampler,
     SeededFourier,
     SupportRows,
     sampled_gradient,
     sampled_loss,
+    support_gram,
 )
 from skscalablegp.models.sampled._batch import StepRows
-from skscalablegp.models.sampled._exact import FullBatch, newton_steps
+from skscalablegp.models.sampled._exact import FullBatch, exact_process, newton_steps
 from skscalablegp.models.sampled._optimizers import SampledAdam, SparseAdaGrad, SparseSGD
-from skscalablegp.models.sampled._stepper import Beginning, QSGPStepper, Sampler
+from skscalablegp.models.sampled._start import Rows as StartRows
+from skscalablegp.models.sampled._stepper import QSGPStepper
 from skscalablegp.models.sampled._steps import exact_share
-from skscalablegp.models.sampled._support import Flattening, support_gram
-from skscalablegp.models.sampled._weights import SampledWeights
 
 KERNEL = compile_kernel(ConstantKernel(1.5) * RBF([0.8, 1.3]) + WhiteKernel(0.05), 2)
 NOISE = 0.05
@@ -58,10 +62,9 @@ def dense_phi(source, functions):
 
 
 @pytest.mark.parametrize("kept", [True, False])
-def test_frequencies_come_back_from_their_seeds(kept, monkeypatch):
-    from skscalablegp.models.sampled import _basis as _sampled
+def test_frequencies_come_back_from_their_seeds(kept, thresholds):
 
-    monkeypatch.setattr(_sampled, "_KEPT_NUMBERS", 2**26 if kept else 0)
+    thresholds(_KEPT_NUMBERS=2**26 if kept else 0)
     kernel = compile_kernel(ConstantKernel(2.0) * RBF(0.7) + Matern(nu=1.5) + WhiteKernel(), 2)
     functions = basis(units=11, kernel=kernel)
     X = torch.randn(5, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
@@ -516,3 +519,12 @@ def test_newton_steps_maximise_the_elbo_of_labels():
     gradients = torch.autograd.grad(elbo(mean, factor), (mean, factor))
     assert_allclose(gradients[0], 0, atol=1e-6)
     assert_allclose(gradients[1].tril(), 0, atol=1e-5)
+
+
+def test_a_late_process_takes_one_newton_step():
+    X = np.random.default_rng(0).uniform(-2, 2, (60, 1))
+    labels = (X > 0).astype(float)
+    args = RBF() * 9.0 + WhiteKernel(1e-3), Bernoulli(), StartRows(X, labels), 30
+    late, whole = exact_process(*args, late=lambda: True), exact_process(*args)
+    assert late.lower_bound < whole.lower_bound - 0.1
+    assert np.corrcoef(late.mean[:, 0], whole.mean[:, 0])[0, 1] > 0.9

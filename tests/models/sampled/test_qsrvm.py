@@ -9,9 +9,9 @@ from sklearn.gaussian_process.kernels import RBF, ConstantKernel, DotProduct, Ma
 from skscalablegp import QSRVMRegressor
 from skscalablegp.core.posteriors import FeatureWeights
 from skscalablegp.kernels import compile_kernel
-from skscalablegp.models.sampled import _plan, _rounds
+from skscalablegp.models.sampled import ProcessPosterior
 from skscalablegp.models.sampled._basis import KernelFunctions
-from skscalablegp.models.sampled._process import ProcessMap, ProcessPosterior
+from skscalablegp.models.sampled._process import ProcessMap, pivots
 
 
 def sinc(n=300, seed=0):
@@ -20,9 +20,8 @@ def sinc(n=300, seed=0):
     return X, np.sinc(X[:, 0] / np.pi) + 0.1 * rng.standard_normal(n)
 
 
-def test_large_dictionaries_shrink_by_steps(monkeypatch):
-    monkeypatch.setattr(_plan, "EXACT_DICTIONARY", 100)
-    monkeypatch.setattr(_rounds, "_ROUNDS", 3)
+def test_large_dictionaries_shrink_by_steps(thresholds):
+    thresholds("sampled", EXACT_DICTIONARY=100, _ROUNDS=3)
     X, y = sinc(150)
     model = QSRVMRegressor(n_components=150, control_variate_rank=50, random_state=0).fit(X, y)
     assert "0 rounds" not in model.fit_report_.summary
@@ -60,8 +59,8 @@ def test_units_of_the_target_do_not_matter():
         assert_allclose(scaled, found[0], rtol=1e-3, atol=1e-4)
 
 
-def test_a_callback_ends_the_rounds(monkeypatch):
-    monkeypatch.setattr(_plan, "EXACT_DICTIONARY", 60)
+def test_a_callback_ends_the_rounds(thresholds):
+    thresholds(EXACT_DICTIONARY=60)
     X, y = sinc(150)
     settings = dict(control_variate_rank=50, random_state=0)
     model = QSRVMRegressor(
@@ -118,3 +117,15 @@ def test_variances_do_not_depend_on_a_factor_that_exists_by_accident():
             process = ProcessMap(KernelFunctions(kernel, X[:64]), 0.9, X.device)
             variance = ProcessPosterior(process, none).moments(X).variance
             assert float(variance[:64].max()) < 1e-5 and float(variance.max()) < 0.061
+
+
+def test_pivots_leave_no_row_open():
+    X = np.random.default_rng(0).uniform(-2, 2, (150, 2))
+    kernel = ConstantKernel(2.0) * Matern(2.0, nu=2.5)
+    for tol in (1e-1, 1e-3):
+        rows, left = pivots(compile_kernel(kernel, 2), torch.tensor(X), 150, tol)
+        K = kernel(X)
+        open_ = K - K[:, rows] @ np.linalg.solve(K[np.ix_(rows, rows)], K[rows])
+        assert left <= tol and open_.diagonal().max() <= tol * 1.001
+        assert len(rows) == len(set(rows.tolist())) < 150
+    assert len(pivots(compile_kernel(kernel, 2), torch.tensor(X), 20, 1e-9)[0]) == 20

@@ -12,10 +12,8 @@ from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import RBF, WhiteKernel
 
 from skscalablegp import QSRVMRegressor
-from skscalablegp.models.sampled import _folds, _qsrvm
+from skscalablegp.models.sampled import ProcessPosterior
 from skscalablegp.models.sampled._posterior import fitted_scales
-from skscalablegp.models.sampled._process import ProcessPosterior
-from skscalablegp.models.sampled._relevance import Dictionary
 
 
 def drawn(variance, truth, seed, t=1):
@@ -79,13 +77,12 @@ def test_variances_of_all_sizes_tell_both_scales(truth):
         assert_allclose((factor, 0.3 * of_noise), truth, rtol=0.4)
 
 
-def test_each_fold_has_a_noise_of_its_own(monkeypatch):
+def test_each_fold_has_a_noise_of_its_own(stand_in):
     """The last fold's noise once stood for that of all, here from a fifth to nine times of it."""
     rng = np.random.default_rng(0)
     X = rng.uniform(-3, 3, (100, 1))
     y = np.sin(2 * X[:, 0]) + 0.3 * rng.standard_normal(100)
     folds, found, calls = [], [], []
-    trained, compared = _folds._trained, _folds.compared
 
     def with_another_noise(functions, source, *args):
         stepper = trained(functions, source, *args)
@@ -99,8 +96,8 @@ def test_each_fold_has_a_noise_of_its_own(monkeypatch):
         found.append(compared(*args))
         return found[0]
 
-    monkeypatch.setattr(_folds, "_trained", with_another_noise)
-    monkeypatch.setattr(_qsrvm, "compared", kept)
+    trained = stand_in("sampled._trained", with_another_noise)
+    compared = stand_in("compared", kept)
     kernel = RBF(0.7) + WhiteKernel(0.1)
     with pytest.warns(ConvergenceWarning, match="sparse model"):
         QSRVMRegressor(kernel, optimizer=None, n_components=40, random_state=0).fit(X, y)
@@ -127,12 +124,12 @@ def test_each_fold_has_a_noise_of_its_own(monkeypatch):
     assert_allclose(found[0].loss, (exact - own[best]).mean(), atol=1e-4)
 
 
-def test_held_out_targets_change_nothing_in_their_fold(monkeypatch):
+def test_held_out_targets_change_nothing_in_their_fold(stand_in):
     """Their mean square was once the unit of the prior in all folds."""
     rng = np.random.default_rng(0)
     X = rng.uniform(-3, 3, (80, 1))
     y = np.sin(2 * X[:, 0]) + 0.3 * rng.standard_normal(80)
-    trained, without, folds = _folds._trained, Dictionary.without, []
+    folds = []
 
     def kept(self, held, rest):
         folds.append([held])
@@ -151,8 +148,8 @@ def test_held_out_targets_change_nothing_in_their_fold(monkeypatch):
         QSRVMRegressor(kernel, optimizer=None, n_components=40, random_state=0).fit(X, y)
         return list(folds)
 
-    monkeypatch.setattr(Dictionary, "without", kept)
-    monkeypatch.setattr(_folds, "_trained", predicted)
+    without = stand_in("Dictionary.without", kept)
+    trained = stand_in("sampled._trained", predicted)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)
         before = fitted_folds(y)
