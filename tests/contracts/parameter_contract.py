@@ -4,9 +4,12 @@ import ast
 import inspect
 import re
 
+import named
 from sklearn.utils._param_validation import make_constraint
 
-from skscalablegp.core import PARAMETERS, _parameters
+from skscalablegp.core import PARAMETERS
+
+TABLE = named.module("PARAMETERS")
 
 # What every estimator has, whatever it is.
 EVERYWHERE = (
@@ -23,7 +26,7 @@ EVERYWHERE = (
 # name -> the sentence with which every description begins, from the docstring of the table.
 MEANINGS = {
     name: " ".join(text.split())
-    for name, text in re.findall(r"^(\w+)\n((?:    .*\n)+)", _parameters.__doc__, re.M)
+    for name, text in re.findall(r"^(\w+)\n((?:    .*\n)+)", TABLE.__doc__, re.M)
 }
 
 
@@ -51,7 +54,7 @@ class ParameterContract:
         given = self.signature(cls)
         assert not [name for name in given if name not in PARAMETERS]
         assert set(cls._parameter_constraints) == set(given)
-        auto = _parameters._AUTO
+        auto = TABLE._AUTO
         for name, default in given.items():
             rule, whole = cls._parameter_constraints[name], PARAMETERS[name]
             assert [r for r in whole if r is not auto or default == "auto"] == rule, name

@@ -38,7 +38,6 @@ from skscalablegp import (
     SVGPClassifier,
     SVGPRegressor,
 )
-from skscalablegp.core import _exact
 from skscalablegp.truncation import ExponentialTruncation
 
 ROWS = [
@@ -471,8 +470,8 @@ DEFAULTS = [
 # To try several starts takes most of the time of these fits, and changes nothing that is checked.
 @pytest.mark.usefixtures("given_start")
 @pytest.mark.parametrize(("estimator", "check"), DEFAULTS)
-def test_scikit_learn_checks_of_the_defaults(estimator, check, monkeypatch):
-    monkeypatch.setattr(_exact, "MOST_STEPS", 10)
+def test_scikit_learn_checks_of_the_defaults(estimator, check, thresholds):
+    thresholds(MOST_STEPS=10)
     run_check(estimator, check)
 
 

@@ -9,7 +9,7 @@ from sklearn.base import clone, is_classifier
 
 import skscalablegp as sk
 from skscalablegp.core import fitted_process
-from skscalablegp.meta._scaled import Tails
+from skscalablegp.meta import Tails
 
 TARGETS = Y[: len(NEW)] + 3
 

@@ -15,8 +15,7 @@ from sklearn.linear_model import LinearRegression
 import skscalablegp as sk
 from skscalablegp.core import fitted_process
 from skscalablegp.core.posteriors import JOINT_ROWS
-from skscalablegp.meta._noise import NoiseModel
-from skscalablegp.meta._scaled import Scaled, Tails
+from skscalablegp.meta import NoiseModel, Scaled, Tails
 
 ROWS = np.vstack([X[:8] + 0.1 * UNITS, NEW[:12]])
 # Beyond a grid drawn functions are what the grid determines, with less variance.

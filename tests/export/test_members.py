@@ -43,8 +43,7 @@ from sklearn.tree import DecisionTreeClassifier, DecisionTreeRegressor
 import skscalablegp as sk
 from skscalablegp.export import NotExportable
 from skscalablegp.likelihoods import Bernoulli
-from skscalablegp.meta import predictor_module, probability_module
-from skscalablegp.meta._trees import BoostedClasses
+from skscalablegp.meta import BoostedClasses, predictor_module, probability_module
 
 # More rows than in the other tests, because a noise model needs a hundred errors.
 RNG = np.random.RandomState(1)

@@ -17,6 +17,8 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 import skscalablegp as sk
+from skscalablegp.core.posteriors import half_solved
+from skscalablegp.core.posteriors._elimination import _eliminated, _eliminated_in_blocks
 from skscalablegp.export import NotExportable
 
 pytestmark = pytest.mark.skipif(
@@ -167,8 +169,6 @@ def test_missing_packages_are_named(monkeypatch, tmp_path):
 
 
 def test_elimination_solves_what_a_factor_solves():
-    from skscalablegp.core.posteriors._elimination import _eliminated, half_solved
-
     A = torch.randn(4, 6, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     H, B = A @ A.mT + 0.1 * torch.eye(6, dtype=torch.float64), A[:, :, :2]
     ones = torch.ones(4, dtype=torch.float64)
@@ -177,8 +177,6 @@ def test_elimination_solves_what_a_factor_solves():
 
 @pytest.mark.parametrize("m", [5, 8, 19])
 def test_elimination_in_blocks_solves_the_same(m):
-    from skscalablegp.core.posteriors._elimination import _eliminated_in_blocks, half_solved
-
     def loop(step, state, counter):
         rows = []
         for each in counter:

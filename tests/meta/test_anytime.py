@@ -9,11 +9,8 @@ from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
 
 from skscalablegp import AutoGPClassifier, AutoGPRegressor
 from skscalablegp.core.training import Budget, StopTraining
-from skscalablegp.meta import _member_noise
+from skscalablegp.meta import Errors, mixed, noise_features, pool_weights
 from skscalablegp.meta._division import Rows
-from skscalablegp.meta._member_noise import Errors
-from skscalablegp.meta._pool import mixed, pool_weights
-from skscalablegp.meta._scaled import noise_features
 
 # Tables with one held-out part, which has `HELD` of the rows, and with folds.
 # So few held-out rows give no noise model, which would take most of the tests' time.
@@ -378,16 +375,16 @@ def test_members_have_noise_models_of_their_own():
 
 
 @pytest.mark.slow
-def test_noise_models_of_members_learn_from_held_out_rows(monkeypatch):
+def test_noise_models_of_members_learn_from_held_out_rows(stand_in):
     """From the errors of rows that the member has not seen, and without the rows themselves."""
     X, y = with_varying_errors(BIG, 0)
-    learned, own = [], _member_noise.best_noise
+    learned = []
 
     def best_noise(F, squares, *args):
         learned.append((F, squares, *own(F, squares, *args)))
         return learned[-1][2:]
 
-    monkeypatch.setattr(_member_noise, "best_noise", best_noise)
+    own = stand_in("meta.best_noise", best_noise)
     model = AutoGPRegressor(COLUMNS, random_state=0).fit(X, y)
     held = model.held_out_
     assert model.members_ == ["varying"]
@@ -425,9 +422,9 @@ def test_copies_of_fitted_rows_may_only_raise_the_noise():
     assert_allclose(np.median(np.exp(0.5 * logs[~scored])), 1, atol=0.2)
 
 
-def test_a_noise_model_of_fewer_rows_is_kept_if_time_ends_that_of_all(monkeypatch):
+def test_a_noise_model_of_fewer_rows_is_kept_if_time_ends_that_of_all(stand_in):
     X, y = with_varying_errors(6000, 0)
-    own, sizes = _member_noise.best_noise, []
+    sizes = []
 
     def cut(F, *args):
         sizes.append(len(F))
@@ -435,7 +432,7 @@ def test_a_noise_model_of_fewer_rows_is_kept_if_time_ends_that_of_all(monkeypatc
             raise StopTraining("max_seconds")
         return own(F, *args)
 
-    monkeypatch.setattr(_member_noise, "best_noise", cut)
+    own = stand_in("meta.best_noise", cut)
     model = AutoGPRegressor(COLUMNS[:1], random_state=0, max_seconds=1e6).fit(X, y)
     assert sizes == [1000, 1200] and model.noise_gain_ > 0.1
     assert "too short for all work on the noise model" in model.explain_
@@ -460,9 +457,8 @@ def test_errors_of_zero_leave_a_least_variance():
 
 
 @pytest.mark.slow
-def test_a_noise_model_is_kept_if_time_leaves_out_those_of_members(monkeypatch):
+def test_a_noise_model_is_kept_if_time_leaves_out_those_of_members(stand_in):
     X, y = with_varying_errors(600, 0)
-    own = _member_noise.best_noise
 
     def cut(*args):
         if len(calls) > most:
@@ -470,7 +466,7 @@ def test_a_noise_model_is_kept_if_time_leaves_out_those_of_members(monkeypatch):
         calls.append(1)
         return own(*args)
 
-    monkeypatch.setattr(_member_noise, "best_noise", cut)
+    own = stand_in("meta.best_noise", cut)
     for most in (0, 1):
         calls = []
         model = AutoGPRegressor(COLUMNS[:1] + ["linear"], random_state=0, max_seconds=1e6)

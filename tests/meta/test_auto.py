@@ -17,22 +17,19 @@ from sklearn.neighbors import KNeighborsRegressor
 
 from skscalablegp import AutoGPRegressor
 from skscalablegp.core.data import numbered
+from skscalablegp.meta import Scaled, TargetCodes, mixed, pool_weights
 from skscalablegp.meta._boosters import BoosterRegressor
 from skscalablegp.meta._division import Rows
 from skscalablegp.meta._members import class_candidates
 from skscalablegp.meta._pool import (
     calibrated,
     mean_crps,
-    mixed,
     mixture_weights,
     moment_weights,
     negative_log_density,
     occur_once,
-    pool_weights,
     scaled_mixture,
 )
-from skscalablegp.meta._scaled import Scaled
-from skscalablegp.meta._target_codes import TargetCodes
 from skscalablegp.metrics import crps, nlpd
 
 

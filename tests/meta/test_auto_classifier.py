@@ -8,7 +8,7 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import log_loss
 
 from skscalablegp import AutoGPClassifier, SVGPClassifier
-from skscalablegp.meta._trees import BoostedClasses
+from skscalablegp.meta import BoostedClasses
 
 
 def table(n=300, classes=2, seed=0):

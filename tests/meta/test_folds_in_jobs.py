@@ -15,7 +15,6 @@ from skscalablegp import (
     StackedGPRegressor,
     SVGPRegressor,
 )
-from skscalablegp.meta import _jobs
 
 POINTS = SVGPRegressor(n_inducing=10, max_iter=3, small_table="method", random_state=0)
 NEAR = NNGPRegressor(n_neighbors=8, optimizer=None, random_state=0)
@@ -45,15 +44,15 @@ def fitted(name, **settings):
 
 
 @pytest.fixture
-def folds_in_jobs(monkeypatch):
+def folds_in_jobs(stand_in):
     """How many folds were fitted in jobs, in all fits so far."""
-    counts, by_jobs = [], _jobs.FoldFits.some
+    counts = []
 
     def counted(self, numbers):
         counts.append(len(numbers))
         return by_jobs(self, numbers)
 
-    monkeypatch.setattr(_jobs.FoldFits, "some", counted)
+    by_jobs = stand_in("FoldFits.some", counted)
     return counts
 
 

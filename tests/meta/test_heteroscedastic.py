@@ -35,17 +35,9 @@ from skscalablegp import (
 from skscalablegp.core import FitRun, fitted_process
 from skscalablegp.core.training import Budget, StopTraining
 from skscalablegp.kernels import Columns
+from skscalablegp.meta import Errors, NoiseModel, Tails, noise_features
 from skscalablegp.meta._jobs import FoldFits
-from skscalablegp.meta._member_noise import Errors
-from skscalablegp.meta._noise import (
-    NoiseModel,
-    NoisePart,
-    best_noise,
-    level,
-    predicted_by_folds,
-    supported,
-)
-from skscalablegp.meta._scaled import Tails, noise_features
+from skscalablegp.meta._noise import NoisePart, best_noise, level, predicted_by_folds, supported
 from skscalablegp.meta._unseen import _answer
 from skscalablegp.metrics import neg_nlpd_scorer, nlpd, predict_std
 

@@ -289,14 +289,13 @@ class TestWeights:
         assert float(((draws.mean(1) - below.mean(X_new)[:, 0]) / scale).abs().max()) < 0.04
 
 
-def test_many_rows_off_the_grid_are_sampled_without_their_covariance(monkeypatch):
-    import skscalablegp.core.posteriors._kernel as module
+def test_many_rows_off_the_grid_are_sampled_without_their_covariance(thresholds, monkeypatch):
 
     X, y, X_new = table()
     low = LOVEPredictor(IterativeGPRegressor(kernel(), optimizer=None), variance_rank=100).fit(X, y)
     mean, cov = low.predict(X_new, return_cov=True)
     direct = low.sample_y(X_new, 4000, random_state=0)
-    monkeypatch.setattr(module, "JOINT_ROWS", 10)
+    thresholds(JOINT_ROWS=10)
     monkeypatch.setattr(Posterior, "sample", None)
     draws = low.sample_y(X_new, 4000, random_state=0)
     scale = np.sqrt(np.diag(cov))

@@ -18,7 +18,6 @@ from skscalablegp import (
     SVGPClassifier,
     SVGPRegressor,
 )
-from skscalablegp.meta import _jobs
 
 
 class Failing(RegressorMixin, BaseEstimator):
@@ -65,15 +64,15 @@ def fitted(name, **settings):
 
 
 @pytest.fixture
-def parts_in_jobs(monkeypatch):
+def parts_in_jobs(stand_in):
     """Numbers of the parts that jobs have done, in all fits so far."""
-    done, call = [], _jobs.PartFits.__call__
+    done = []
 
     def noted(self, number):
         done.append(number)
         return call(self, number)
 
-    monkeypatch.setattr(_jobs.PartFits, "__call__", noted)
+    call = stand_in("PartFits.__call__", noted)
     return done
 
 

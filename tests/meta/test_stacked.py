@@ -23,10 +23,9 @@ from skscalablegp import (
     StackedGPRegressor,
 )
 from skscalablegp.core import FitRun, fitted_process
-from skscalablegp.meta import _stacked, _trees
+from skscalablegp.meta import BoostedTrees, RandomizedTrees
 from skscalablegp.meta._below import noise_weights
 from skscalablegp.meta._stacked import stacking_weights
-from skscalablegp.meta._trees import BoostedTrees, RandomizedTrees
 
 KERNEL = ConstantKernel(1.0) * RBF(0.3) + WhiteKernel(0.05)
 
@@ -245,13 +244,12 @@ def test_trees_on_a_line():
 
 @pytest.mark.parametrize("compared", [10_000, 400])
 @pytest.mark.parametrize("order", [1, -1])
-def test_held_out_rows_choose_the_trees(monkeypatch, compared, order):
+def test_held_out_rows_choose_the_trees(thresholds, compared, order):
     """Two leaves cannot hold a product of columns; more of them cost a sum of columns precision."""
     rng = np.random.default_rng(0)
     X = rng.uniform(-1, 1, (1000, 4))
     candidates = [(2, False), (60, False)][::order]
-    monkeypatch.setattr(_trees, "_CANDIDATES", candidates)
-    monkeypatch.setattr(_trees, "_COMPARED", compared)
+    thresholds("meta", _CANDIDATES=candidates, _COMPARED=compared)
     functions = {2: X.sum(1) + rng.standard_normal(1000), 60: 9 * X[:, 0] * X[:, 1]}
     for leaves, y in functions.items():
         model = BoostedTrees(random_state=0).fit(X, y)
@@ -272,7 +270,7 @@ def test_held_out_rows_choose_the_trees(monkeypatch, compared, order):
     ],
 )
 @pytest.mark.parametrize("max_seconds", [0.0, 1.0, 7.0, 300.0])
-def test_trees_keep_to_their_time(monkeypatch, make, compared, max_seconds):
+def test_trees_keep_to_their_time(thresholds, stand_in, make, compared, max_seconds):
     """Ten boosted trees of 31 leaves, or ten random ones, take some three seconds."""
 
     clock = SimpleNamespace(now=0.0)
@@ -291,9 +289,9 @@ def test_trees_keep_to_their_time(monkeypatch, make, compared, max_seconds):
             clock.now += (len(self.estimators_) - before) / 4
             return self
 
-    monkeypatch.setattr(_trees, "HistGradientBoostingRegressor", Boosting)
-    monkeypatch.setattr(_trees, "ExtraTreesRegressor", Random)
-    monkeypatch.setattr(_trees, "_COMPARED", compared)
+    stand_in("_trees.HistGradientBoostingRegressor", Boosting)
+    stand_in("_trees.ExtraTreesRegressor", Random)
+    thresholds("meta", _COMPARED=compared)
     X = np.random.default_rng(0).uniform(-1, 1, (300, 2))
     y = np.sin(5 * X).sum(1)
     with read_clock(lambda: clock.now):
@@ -334,7 +332,7 @@ def test_the_spread_of_randomized_trees():
 
 
 @pytest.mark.parametrize(("right", "counts"), [(True, True), (False, False)])
-def test_randomized_trees_count_where_densities_gain(monkeypatch, right, counts):
+def test_randomized_trees_count_where_densities_gain(thresholds, stand_in, right, counts):
     """Their mean is best in both cases; deviations that are large in wrong places do harm."""
 
     class Knows(LinearRegression):
@@ -346,8 +344,8 @@ def test_randomized_trees_count_where_densities_gain(monkeypatch, right, counts)
     rng = np.random.default_rng(0)
     X = rng.uniform(-1, 1, size=(300, 2))
     y = np.sign(X[:, 0] * X[:, 1]) + 0.3 * rng.standard_normal(300)
-    for name, value in dict(RandomizedTrees=Knows, _CHOSEN_TREES=200, _MOST_RANDOMIZED=400).items():
-        monkeypatch.setattr(_stacked, name, value)
+    stand_in("RandomizedTrees", Knows)
+    thresholds("_stacked", _CHOSEN_TREES=200, _MOST_RANDOMIZED=400)
     model = StackedGPRegressor(random_state=0).fit(X, y)
     assert type(model.estimators_[-1]) is Knows and len(model.weights_) == 3
     assert (model.weights_[-1] > 0.5) == counts and (model.weights_[-1] > 0) == counts

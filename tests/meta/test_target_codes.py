@@ -9,7 +9,8 @@ from sklearn.base import BaseEstimator, RegressorMixin
 from sklearn.linear_model import LinearRegression
 
 from skscalablegp import AutoGPClassifier, AutoGPRegressor
-from skscalablegp.meta._target_codes import TargetCodes, level_slopes, slopes_that_differ
+from skscalablegp.meta import TargetCodes
+from skscalablegp.meta._target_codes import level_slopes, slopes_that_differ
 
 
 def coded(n=900, levels=30, noise=0.3, seed=0):
