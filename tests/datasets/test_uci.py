@@ -2,12 +2,13 @@
 
 import gzip
 import hashlib
+import urllib.request
 
 import numpy as np
 import pytest
 from numpy.testing import assert_array_equal
 
-from skscalablegp.datasets import _download, _uci, fetch_uci
+from skscalablegp.datasets import fetch_uci
 
 SHAPES = {"pol": (15_000, 26), "yacht": (308, 6), "bike": (17_379, 17), "airfoil": (1503, 5)}
 
@@ -30,6 +31,9 @@ def write_set(folder, table, test_mask):
             np.savetxt(file, values, delimiter=",", fmt=form)
 
 
+FILES = ("data.csv.gz", "test_mask.csv.gz")
+
+
 @pytest.fixture
 def offline(tmp_path, monkeypatch, small_set):
     """An offline folder with one set that is not among the published ones."""
@@ -39,14 +43,14 @@ def offline(tmp_path, monkeypatch, small_set):
 
 
 @pytest.fixture
-def source(tmp_path, monkeypatch, small_set):
+def source(tmp_path, stand_in, monkeypatch, small_set):
     """A source of downloads on this disk, with one published set; no offline folder."""
     write_set(tmp_path / "source" / "small", *small_set)
-    files = [tmp_path / "source" / "small" / name for name in _uci.FILES]
+    files = [tmp_path / "source" / "small" / name for name in FILES]
     sums = tuple(hashlib.sha256(file.read_bytes()).hexdigest() for file in files)
     monkeypatch.delenv("SKSCALABLEGP_DATA", raising=False)
-    monkeypatch.setattr(_uci, "SOURCE", (tmp_path / "source").as_uri())
-    monkeypatch.setitem(_uci.CHECKSUMS, "small", sums)
+    stand_in("SOURCE", (tmp_path / "source").as_uri())
+    stand_in("CHECKSUMS", {"small": sums})
     return tmp_path / "source" / "small"
 
 
@@ -113,12 +117,12 @@ def test_mask_of_another_table(offline, small_set):
         fetch_uci("torn")
 
 
-def test_download_is_kept_and_read_again(source, tmp_path, monkeypatch, small_set):
+def test_download_is_kept_and_read_again(source, tmp_path, stand_in, small_set):
     home = tmp_path / "home"
     first = fetch_uci("small", data_home=home)
     kept = home / "skscalablegp" / "uci" / "small"
-    assert sorted(p.name for p in kept.iterdir()) == sorted(_uci.FILES)
-    monkeypatch.setattr(_uci, "SOURCE", "file:///gone")
+    assert sorted(p.name for p in kept.iterdir()) == sorted(FILES)
+    stand_in("SOURCE", "file:///gone")
     again = fetch_uci("small", data_home=home, download_if_missing=False)
     assert_array_equal(first.data, again.data)
     assert_array_equal(first.data, small_set[0][:, :-1])
@@ -154,8 +158,8 @@ def test_damaged_cache_is_replaced(source, tmp_path):
         assert_array_equal(fetch_uci("small", data_home=home).data, expected)
 
 
-def test_no_network_names_the_way_out(source, tmp_path, monkeypatch):
-    monkeypatch.setattr(_uci, "SOURCE", (tmp_path / "nowhere").as_uri())
+def test_no_network_names_the_way_out(source, tmp_path, stand_in):
+    stand_in("SOURCE", (tmp_path / "nowhere").as_uri())
     with pytest.raises(OSError, match="Could not download .* SKSCALABLEGP_DATA"):
         fetch_uci("small", data_home=tmp_path / "home")
 
@@ -171,14 +175,14 @@ def test_connection_that_breaks_off_leaves_nothing(source, tmp_path, monkeypatch
         def read(self, size):
             raise TimeoutError("timed out")
 
-    monkeypatch.setattr(_download.urllib.request, "urlopen", lambda *a, **k: Breaks())
+    monkeypatch.setattr(urllib.request, "urlopen", lambda *a, **k: Breaks())
     with pytest.raises(OSError, match="timed out"):
         fetch_uci("small", data_home=tmp_path / "home")
     assert not [p for p in (tmp_path / "home").rglob("*") if p.is_file()]
 
 
-def test_a_download_without_end_is_ended(source, tmp_path, monkeypatch):
-    monkeypatch.setattr(_download, "MOST_BYTES", 40)
+def test_a_download_without_end_is_ended(source, tmp_path, thresholds):
+    thresholds("datasets", MOST_BYTES=40)
     with pytest.raises(OSError, match="more than 40 bytes"):
         fetch_uci("small", data_home=tmp_path / "home")
     assert not [p for p in (tmp_path / "home").rglob("*") if p.is_file()]

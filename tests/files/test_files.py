@@ -7,6 +7,7 @@ import pickle
 import sys
 import warnings
 
+import named
 import numpy as np
 import pytest
 import torch
@@ -25,7 +26,7 @@ from skscalablegp import (
     load,
     save,
 )
-from skscalablegp.files import ModelFileError, _classes, register, saved_size
+from skscalablegp.files import ModelFileError, register, saved_size
 from skscalablegp.storage import checked_source, checked_target
 
 RNG = np.random.default_rng(0)
@@ -34,9 +35,11 @@ Y = np.sin(2 * X[:, 0]) + X[:, 1] + 0.1 * RNG.standard_normal(60)
 
 
 @pytest.fixture
-def registry(monkeypatch):
-    """What a test registers is forgotten afterwards."""
-    monkeypatch.setattr(_classes, "_REGISTERED", {})
+def registry(stand_in):
+    """What a test registers, which is forgotten afterwards."""
+    registered = {}
+    stand_in("_REGISTERED", registered)
+    return registered
 
 
 @pytest.fixture(scope="module")
@@ -170,7 +173,7 @@ def test_a_kernel_of_ones_own(registry, tmp_path):
     assert register(Warped) is Warped
     save(model, tmp_path / "model")
     assert_same(model, load(tmp_path / "model"))
-    _classes._REGISTERED.clear()
+    registry.clear()
     with pytest.raises(ModelFileError, match=r"Warped.*register"):
         load(tmp_path / "model")
 
@@ -282,7 +285,7 @@ def test_a_class_of_a_later_version_is_named(model, tmp_path):
 
 
 def test_the_table_has_each_class_once():
-    names = list(_classes._names().values())
+    names = list(named.module("_REGISTERED")._names().values())
     assert len(set(names)) == len(names) > 100
     assert {"SVGPRegressor", "kernels.Gaussian", "likelihoods.Gaussian"} <= set(names)
     assert files.__all__ == ["ModelFileError", "register", "saved_size"]

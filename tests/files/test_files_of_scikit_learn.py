@@ -46,7 +46,7 @@ from skscalablegp import (
     load,
     save,
 )
-from skscalablegp.files import ModelFileError, _classes, _scikit, register
+from skscalablegp.files import ModelFileError, register
 from skscalablegp.metrics import neg_nlpd_scorer
 
 RNG = np.random.default_rng(0)
@@ -193,9 +193,9 @@ def doubled(X):
     return 2 * X
 
 
-def test_types_are_listed(tmp_path, monkeypatch):
+def test_types_are_listed(tmp_path, stand_in):
     """What compiled code does not check, and code of one's own, is refused before it is written."""
-    monkeypatch.setattr(_classes, "_REGISTERED", {})
+    stand_in("_REGISTERED", {})
     model = make_pipeline(KNeighborsRegressor(algorithm="kd_tree")).fit(X, Y)
     with pytest.raises(TypeError, match="KDTree: fit with algorithm='brute'"):
         save(model, tmp_path / "model")
@@ -212,13 +212,13 @@ def test_types_are_listed(tmp_path, monkeypatch):
     assert_array_equal(load(tmp_path / "model").predict(X), model.predict(X))
 
 
-def test_partial_functions_are_those_of_boosting_alone(tmp_path, monkeypatch):
+def test_partial_functions_are_those_of_boosting_alone(tmp_path, stand_in, monkeypatch):
     model = make_pipeline(FunctionTransformer(partial(np.max, axis=1, keepdims=True)), gp())
     model.fit(X, Y)
     with pytest.raises(TypeError, match="functools.partial of <function max"):
         save(model, tmp_path / "model")
     # A file that was not written by save.
-    monkeypatch.setattr(_scikit, "_is_foreign", lambda part: False)
+    stand_in("_is_foreign", lambda part: False)
     save(model, tmp_path / "model")
     monkeypatch.undo()
     with pytest.raises(ModelFileError, match="a partial of <function max"):

@@ -173,8 +173,8 @@ def assert_rows_stay(client, name, chunks):
     assert not hasattr(STAYING[name], "kernel_")
 
 
-def test_rows_stay_on_one_worker(single, monkeypatch):
-    monkeypatch.setattr(_rank, "_collected", gathered)
+def test_rows_stay_on_one_worker(single, stand_in):
+    stand_in("_rank._collected", gathered)
     assert_rows_stay(single, "features", CHUNKS)
 
 

@@ -2,20 +2,20 @@
 
 import pickle
 import warnings
-from collections import OrderedDict
+from collections import OrderedDict, deque
 
 import joblib
 import numpy as np
 import pytest
 import torch
+from inside import shareable
 from ranks.launched import launch
 from sklearn.base import BaseEstimator, clone
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel, WhiteKernel
 
 from skscalablegp import NNGPRegressor, PoERegressor, distribute
-from skscalablegp._calls import shareable
 from skscalablegp.core import fitted_process
-from skscalablegp.linalg.parallel import Helpers, _helpers, shares
+from skscalablegp.linalg.parallel import Helpers, shares
 from skscalablegp.ranks import leading
 
 COMMON = {"random_state": 0, "small_table": "method", "max_iter": 4}
@@ -85,11 +85,11 @@ def test_parts_are_consecutive_and_even():
 class Workers:
     """A stand-in for joblib's processes: two stores of their own, to which tasks are pickled."""
 
-    def __init__(self, monkeypatch):
+    def __init__(self, stand_in, monkeypatch):
         self.stores, self.sizes, self.turn = [OrderedDict(), OrderedDict()], [], 0
-        monkeypatch.setattr(_helpers, "_SENT", type(_helpers._SENT)(maxlen=256))
+        stand_in("_SENT", deque(maxlen=256))
         monkeypatch.setattr(joblib, "Parallel", lambda **_: self.run)
-        self._store = lambda store: monkeypatch.setattr(_helpers, "_KEPT", store)
+        self._store = lambda store: stand_in("_helpers._KEPT", store)
 
     def run(self, tasks):
         return [self._one(task) for task in tasks]
@@ -103,9 +103,9 @@ class Workers:
         return pickle.loads(pickle.dumps(work(*args, **kwargs)))
 
 
-def test_processes_receive_an_object_once(monkeypatch):
+def test_processes_receive_an_object_once(stand_in, monkeypatch):
     """Also one that has forgotten it, and arrays only where no other object has them."""
-    workers = Workers(monkeypatch)
+    workers = Workers(stand_in, monkeypatch)
     rows = np.random.default_rng(0).normal(size=(1000, 50))
     thing, helpers, places = Table(rows), Helpers(2), torch.arange(1000)
 
@@ -133,8 +133,8 @@ def test_processes_receive_an_object_once(monkeypatch):
     assert len(workers.stores[0]) == 3
 
 
-def test_few_rows_and_tasks_of_helpers_stay_in_this_process(monkeypatch):
-    workers = Workers(monkeypatch)
+def test_few_rows_and_tasks_of_helpers_stay_in_this_process(stand_in, monkeypatch):
+    workers = Workers(stand_in, monkeypatch)
     few, thing = torch.arange(20), Table(np.ones((100, 2)))
     assert len(Helpers(2).each(thing, Table.total, [few], 1)) == 1
     assert len(Helpers(2, wanted=False).each(thing, Table.total, [torch.arange(100)], 1)) == 1
@@ -248,13 +248,16 @@ def test_threads_fit_as_one_process():
         assert_same(answers_of(fitted("all rows")), expected)
 
 
-def test_rows_that_were_added_are_found_by_other_processes(monkeypatch):
+def test_rows_that_were_added_are_found_by_other_processes(stand_in, monkeypatch):
     X, y = table()
     kernel = ConstantKernel(1.0) * RBF([0.8, 1.0, 1.0]) + WhiteKernel(0.05)
     settings = NEAR | {"optimizer": None, "calibrate": False}
     model = NNGPRegressor(kernel, **settings).fit(X[:650], y[:650])
     model.partial_fit(X[650:], y[650:])
-    expected, workers = model.predict(X[600:] + 0.01, return_std=True), Workers(monkeypatch)
+    expected, workers = (
+        model.predict(X[600:] + 0.01, return_std=True),
+        Workers(stand_in, monkeypatch),
+    )
     posterior = model._posterior()
     posterior.helpers = Helpers(2)
     found = model.predict(X[600:] + 0.01, return_std=True)

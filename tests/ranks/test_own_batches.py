@@ -3,6 +3,7 @@
 import os
 import warnings
 
+import named
 import numpy as np
 import pytest
 from ranks.launched import launch
@@ -16,7 +17,6 @@ from skscalablegp import (
     QSRVMRegressor,
     distribute,
 )
-from skscalablegp.models.sampled import _plan, _qsrvm, _relevance
 from skscalablegp.ranks import leading
 
 LABELS = {
@@ -97,11 +97,9 @@ def relevant(rounds, limits):
     )
     with pytest.MonkeyPatch.context() as patched:
         if limits:
-            patched.setattr(_relevance, "MOMENT_ROWS", 400)
-            patched.setattr(_qsrvm, "MOMENT_ROWS", 400)
+            named.thresholds(patched, MOMENT_ROWS=400)
         if rounds:
-            patched.setattr(_plan, "EXACT_DICTIONARY", 60)
-            patched.setattr(_plan, "_ROUND_STEPS", 10)
+            named.thresholds(patched, EXACT_DICTIONARY=60, _ROUND_STEPS=10)
         model = fitted(model, X, y)
     np.testing.assert_array_equal(model.relevance_vectors_, X[model.relevance_])
     predicted = model.predict(X[1:200], return_std=True)

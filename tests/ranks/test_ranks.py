@@ -13,6 +13,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from inside import shareable
 from oracles import normal
 from ranks.launched import environment, free_port, launch
 from shown_code import code_blocks
@@ -20,7 +21,6 @@ from sklearn.base import BaseEstimator, clone
 from sklearn.gaussian_process.kernels import ConstantKernel, Matern, WhiteKernel
 
 from skscalablegp import IterativeGPRegressor, RFFRegressor, RRCGRegressor, distribute, load
-from skscalablegp._calls import shareable
 from skscalablegp.kernels import compile_kernel
 from skscalablegp.linalg.operators import KernelOperator, SharedOperator, kernel_operator
 from skscalablegp.ranks import RankError, leading

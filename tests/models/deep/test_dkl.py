@@ -5,6 +5,7 @@ import warnings
 from dataclasses import replace
 from itertools import count
 
+import named
 import numpy as np
 import pytest
 import torch
@@ -28,7 +29,6 @@ from skscalablegp.core.data import RowSource, Scaling
 from skscalablegp.linalg.gradients import exact_marginal_likelihood
 from skscalablegp.models.deep import cosine
 from skscalablegp.models.deep._source import exact_problem
-from skscalablegp.models.deep._stepper import WeightSpaceStepper
 
 ALL = [SCGDDKLRegressor, MinimaxDKLRegressor, BSGDDKLRegressor]
 FIRST_QUICK = [ALL[0], *(pytest.param(cls, marks=pytest.mark.slow) for cls in ALL[1:])]
@@ -355,9 +355,9 @@ def test_callbacks_end_a_training():
 class Interrupted:
     """The last pass, interrupted so many times."""
 
-    def __init__(self, monkeypatch, times):
-        self.times, self.original = times, WeightSpaceStepper.finish
-        monkeypatch.setattr(WeightSpaceStepper, "finish", lambda *args: self(*args))
+    def __init__(self, stand_in, times):
+        self.times = times
+        self.original = stand_in("WeightSpaceStepper.finish", lambda *args: self(*args))
 
     def __call__(self, *args):
         self.times -= 1
@@ -366,10 +366,10 @@ class Interrupted:
         return self.original(*args)
 
 
-def test_the_last_pass_survives_one_interrupt(monkeypatch):
+def test_the_last_pass_survives_one_interrupt(stand_in):
     X, y = table()
     expected = quick().fit(X, y).predict(X)
-    Interrupted(monkeypatch, 1)
+    Interrupted(stand_in, 1)
     with pytest.warns(ConvergenceWarning, match="interrupted"):
         model = quick().fit(X, y)
     assert model.fit_report_.status == "interrupted"
@@ -377,11 +377,11 @@ def test_the_last_pass_survives_one_interrupt(monkeypatch):
 
 
 @pytest.mark.parametrize("method", ["fit", "partial_fit"])
-def test_a_second_interrupt_leaves_the_old_model(monkeypatch, method):
+def test_a_second_interrupt_leaves_the_old_model(stand_in, method):
     X, y = table()
     model, twin = quick().fit(X, y), quick().fit(X, y)
     before, mean = dict(vars(model)), model.predict(X)
-    Interrupted(monkeypatch, 2)
+    Interrupted(stand_in, 2)
     with pytest.raises(KeyboardInterrupt):
         getattr(model, method)(X + 1, y)
     assert vars(model) == before
@@ -511,16 +511,16 @@ def test_a_stream_goes_on_after_a_pickle_and_after_fit():
 
 
 def test_longer_streams_keep_a_uniform_sample():
-    from skscalablegp.models.deep import _stream as stream
+    from skscalablegp.models.deep._stream import KEPT_ROWS, sampled
 
     kept, seen = None, 0
     random_state = np.random.RandomState(0)
     for _ in range(12):
         rows = np.arange(seen, seen + 2000.0)[:, None]
-        kept = stream.sampled(kept, (rows, rows), seen, random_state)
+        kept = sampled(kept, (rows, rows), seen, random_state)
         seen += 2000
     sample = kept[0][:, 0]
-    assert len(sample) == len(np.unique(sample)) == stream.KEPT_ROWS
+    assert len(sample) == len(np.unique(sample)) == KEPT_ROWS
     assert_array_equal(kept[0], kept[1])
     # Mean of a uniform sample without replacement: its z-score.
     sd = seen / 12**0.5 * ((1 - len(sample) / seen) / len(sample)) ** 0.5
@@ -596,30 +596,27 @@ def test_a_last_pass_does_not_change_the_training(settings, monkeypatch):
     """Also where the noise beside the known one is searched for, with rows held out or not."""
     X, y = table(100)
     noise = np.linspace(0.01, 2.0, 100)
+
+    def early(self):
+        before, n_scores = dict(vars(self)), len(self.likelihoods)
+        self.finish(self.rows.scored, self.rows.n)
+        assert all(vars(self)[name] is value for name, value in before.items())
+        assert len(self.likelihoods) == n_scores
+        return whole(self)
+
     for held_out in (False, True):
         params = dict(early_stopping=held_out, max_epochs=3, **settings)
         alone = quick(**params).fit(X, y, noise_variance=noise)
         with monkeypatch.context() as patched:
-            whole = WeightSpaceStepper.score
-
-            def early(self, whole=whole):
-                before, n_scores = dict(vars(self)), len(self.likelihoods)
-                self.finish(self.rows.scored, self.rows.n)
-                assert all(vars(self)[name] is value for name, value in before.items())
-                assert len(self.likelihoods) == n_scores
-                return whole(self)
-
-            patched.setattr(WeightSpaceStepper, "score", early)
+            whole = named.stand_in(patched, "WeightSpaceStepper.score", early)
             model = quick(**params).fit(X, y, noise_variance=noise)
         assert_array_equal(model.predict(X), alone.predict(X))
 
 
 @pytest.mark.parametrize("held_out", [False, True])
-def test_a_score_is_one_pass_where_nothing_is_trained(held_out, monkeypatch):
-    import skscalablegp.models.deep._exact_pass as module
-
-    passes, whole = [], module.feature_moments
-    monkeypatch.setattr(module, "feature_moments", lambda *args: passes.append(1) or whole(*args))
+def test_a_score_is_one_pass_where_nothing_is_trained(held_out, stand_in):
+    passes = []
+    whole = stand_in("feature_moments", lambda *args: passes.append(1) or whole(*args))
     X, y = table(100)
     settings = dict(optimizer=None, early_stopping=held_out)
     model = quick(**settings).fit(X, y, noise_variance=np.linspace(0.01, 2.0, 100))
@@ -627,13 +624,9 @@ def test_a_score_is_one_pass_where_nothing_is_trained(held_out, monkeypatch):
     assert model.n_iter_ == 0 and len(passes) == 2
 
 
-def test_held_out_rows_choose_the_noise_without_exact_passes(monkeypatch):
-    import skscalablegp.models.deep._exact_pass as module
-
-    chosen, search = [], module.held_out_noise
-    monkeypatch.setattr(
-        module, "held_out_noise", lambda *args: chosen.append(search(*args)) or chosen[-1]
-    )
+def test_held_out_rows_choose_the_noise_without_exact_passes(stand_in):
+    chosen = []
+    search = stand_in("held_out_noise", lambda *args: chosen.append(search(*args)) or chosen[-1])
     X, y = table(100)
     model = quick(exact_passes=False, early_stopping=True).fit(X, y)
     assert model.noise_variance_ == chosen[-1][0]
@@ -713,8 +706,8 @@ def test_the_process_of_the_first_layer_counts_merged_rows():
     assert found == pytest.approx(process.log_marginal_likelihood_value_, rel=1e-8)
 
 
-def test_nothing_is_fitted_for_a_module_or_without_training(monkeypatch):
-    monkeypatch.setattr("skscalablegp.models.deep._source.first_layer_rows", None)
+def test_nothing_is_fitted_for_a_module_or_without_training(stand_in):
+    stand_in("first_layer_rows", None, at="deep")
     X, y = four_of_many(110, 9)
     module = nn.Linear(9, 4)
     given = module.weight.detach().numpy().copy()

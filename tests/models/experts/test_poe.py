@@ -23,7 +23,6 @@ from skscalablegp import PoERegressor
 from skscalablegp.core import Machine, fitted_process
 from skscalablegp.core.training import Budget
 from skscalablegp.models.experts import COMBINATIONS
-from skscalablegp.models.experts import _parts as _experts
 from skscalablegp.models.experts._parts import global_first, kmeans_parts, random_parts
 from skscalablegp.models.experts._plan import plan_experts
 from skscalablegp.training import Adam
@@ -169,16 +168,16 @@ def test_training_ends_at_a_maximum_of_the_sum():
         assert model.log_marginal_likelihood(model.kernel_.theta + step) < best
 
 
-def test_an_expert_that_diverged_is_named(monkeypatch):
+def test_an_expert_that_diverged_is_named(stand_in):
     X, y, X_new = table(120)
-    trained, plain = [], _experts.train_expert
+    trained = []
 
     def train_expert(*args):
         trained.append(plain(*args))
         reason = "diverged" if len(trained) == 2 else "converged"
         return replace(trained[-1], stop_reason=reason)
 
-    monkeypatch.setattr(_experts, "train_expert", train_expert)
+    plain = stand_in("train_expert", train_expert)
     with pytest.warns(ConvergenceWarning, match="diverged"):
         model = poe(share_hyperparameters=False, expert_size=40).fit(X, y)
     assert len(trained) == 3
@@ -461,9 +460,9 @@ def test_memory_is_checked_before_any_work():
 
 
 @pytest.mark.parametrize("at", ["start", "an expert"])
-def test_an_interrupt_ends_the_training_of_separate_experts(at, monkeypatch):
+def test_an_interrupt_ends_the_training_of_separate_experts(at, stand_in):
     X, y, X_new = table()
-    seen, train_expert = [], _experts.train_expert
+    seen = []
 
     def press(step):
         if at == "start" and step.iteration == 2:
@@ -476,7 +475,7 @@ def test_an_interrupt_ends_the_training_of_separate_experts(at, monkeypatch):
             return expert
         return replace(expert, stop_reason=budget.end("interrupted"))
 
-    monkeypatch.setattr(_experts, "train_expert", trained)
+    train_expert = stand_in("train_expert", trained)
     model = poe(share_hyperparameters=False, combination="gpoe", callbacks=press)
     with pytest.warns(ConvergenceWarning, match="interrupted"):
         model.fit(X, y)
@@ -503,22 +502,22 @@ def test_callbacks_hear_of_separate_experts(n_jobs):
     assert "experts" in model.fit_report_.seconds
 
 
-def test_an_interrupt_before_an_experts_first_step_keeps_the_common_start(monkeypatch):
+def test_an_interrupt_before_an_experts_first_step_keeps_the_common_start(stand_in):
     X, y, _ = table()
 
     def pressed(*task):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(_experts, "train_expert", pressed)
+    stand_in("train_expert", pressed)
     with pytest.warns(ConvergenceWarning, match="interrupted"):
         model = poe(share_hyperparameters=False, combination="gpoe").fit(X, y)
     assert len({kernel.theta.tobytes() for kernel in model.kernels_}) == 1
 
 
-def test_experts_in_workers_do_not_share_their_time(monkeypatch):
+def test_experts_in_workers_do_not_share_their_time(stand_in):
     """The first one spends its share; the share of the others begins when a worker takes them."""
     X, y, _ = table()
-    seen, train_expert = [], _experts.train_expert
+    seen = []
 
     def trained(table, theta, settings, budget, *rest):
         seen.append((budget.limit, budget.ended, budget.seconds < 1.0))
@@ -527,7 +526,7 @@ def test_experts_in_workers_do_not_share_their_time(monkeypatch):
             time.sleep(1.1)
         return train_expert(table, theta, settings, Budget(), *rest)
 
-    monkeypatch.setattr(_experts, "train_expert", trained)
+    train_expert = stand_in("train_expert", trained)
     settings = {"share_hyperparameters": False, "combination": "gpoe", "n_jobs": 2}
     with joblib.parallel_config("threading"):
         poe(max_seconds=1000.0, **settings).fit(X, y)
@@ -535,16 +534,16 @@ def test_experts_in_workers_do_not_share_their_time(monkeypatch):
     assert {(ended, fresh) for _, ended, fresh in seen} == {(None, True)}
 
 
-def test_an_expert_that_spends_its_share_leaves_the_others_theirs(monkeypatch):
+def test_an_expert_that_spends_its_share_leaves_the_others_theirs(stand_in):
     X, y, _ = table()
-    shares, train_expert = [], _experts.train_expert
+    shares = []
 
     def slow(table, theta, settings, budget, *rest):
         shares.append(budget.limit)
         reason = "max_seconds" if len(shares) == 1 else "converged"
         return replace(train_expert(table, theta, settings, Budget(), *rest), stop_reason=reason)
 
-    monkeypatch.setattr(_experts, "train_expert", slow)
+    train_expert = stand_in("train_expert", slow)
     with pytest.warns(ConvergenceWarning, match="raise max_seconds"):
         poe(share_hyperparameters=False, combination="gpoe", max_seconds=1000.0).fit(X, y)
     np.testing.assert_allclose(shares, [250, 333, 500, 1000], rtol=0.05)
@@ -595,8 +594,8 @@ def test_the_report_says_what_training_did():
     assert {"combination", "partition", "share_hyperparameters"} <= set(single.ignored)
 
 
-def test_an_unknown_optimizer_is_named_before_work_starts(monkeypatch):
-    monkeypatch.setattr(_experts, "KMeans", None)
+def test_an_unknown_optimizer_is_named_before_work_starts(stand_in):
+    stand_in("experts.KMeans", None)
     with pytest.raises(ValueError, match="Unknown optimizer 'sgd': use one of 'auto', 'adam'"):
         poe(optimizer="sgd", partition="kmeans").fit(*table()[:2])
 
@@ -605,8 +604,8 @@ def test_an_unknown_optimizer_is_named_before_work_starts(monkeypatch):
 
 
 @pytest.mark.parametrize(("noise", "single"), [(0.05, True), (1e-7, False)])
-def test_single_precision_is_for_variances_that_it_can_hold(monkeypatch, noise, single):
-    monkeypatch.setattr("skscalablegp.models.experts._poe.MANY_ROWS", 100)
+def test_single_precision_is_for_variances_that_it_can_hold(thresholds, noise, single):
+    thresholds(MANY_ROWS=100)
     X, y, _ = table(400, d=3)
     kernel = Matern(1.5, nu=2.5) + WhiteKernel(noise, "fixed")
     found = {}
@@ -620,8 +619,8 @@ def test_single_precision_is_for_variances_that_it_can_hold(monkeypatch, noise, 
     assert np.array_equal(found["auto"], found["float64"]) != single
 
 
-def test_rows_that_are_known_better_than_the_checked_ones_are_predicted_in_double(monkeypatch):
-    monkeypatch.setattr("skscalablegp.models.experts._poe.MANY_ROWS", 100)
+def test_rows_that_are_known_better_than_the_checked_ones_are_predicted_in_double(thresholds):
+    thresholds(MANY_ROWS=100)
     X, y, _ = table(400, d=2)
     noise, few = np.full(400, 0.05), [101, 203, 307]
     noise[few] = 1e-9

@@ -78,10 +78,9 @@ def test_value_and_gradient_are_those_of_dense_algebra(n_pairs, batch_rows):
 
 
 @pytest.mark.parametrize("n_pairs", [3, 30])
-def test_likelihoods_on_any_number_of_cores_are_the_same(n_pairs, set_workers, monkeypatch):
-    monkeypatch.setattr("skscalablegp.models.fourier._collapsed._VALUES", 30)
-    monkeypatch.setattr("skscalablegp.linalg.blocks._blocks._FEW_FLOPS", 1000)
-    monkeypatch.setattr("skscalablegp.linalg.blocks._blocks._ROWS", 2)
+def test_likelihoods_on_any_number_of_cores_are_the_same(n_pairs, set_workers, thresholds):
+    thresholds(_VALUES=30, _FEW_FLOPS=1000)
+    thresholds("blocks", _ROWS=2)
     ours, found = problem(30, 2, RICH), []
     features = sample_prior_features(ours.kernel, 2, n_pairs, generator(3))
     for count in (1, 3):

@@ -13,7 +13,6 @@ from skscalablegp.core.training import StopTraining
 from skscalablegp.features import sample_prior_features
 from skscalablegp.kernels import compile_kernel
 from skscalablegp.linalg.gradients import GPProblem, Repeats
-from skscalablegp.models.fourier import _gradients
 from skscalablegp.models.fourier._collapsed import FeatureSums, all_rows
 from skscalablegp.models.fourier._noise import NoiseSpectrum, starting_noise, suited_noise
 from skscalablegp.priors import LogNormal
@@ -206,11 +205,11 @@ def test_noise_suits_wherever_training_ends(end, t):
 
 
 @pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
-def test_noise_suits_without_a_step(monkeypatch):
+def test_noise_suits_without_a_step(stand_in):
     def too_late(*args):
         raise StopTraining("max_seconds")
 
-    monkeypatch.setattr(_gradients, "starting_noise", too_late)
+    stand_in("starting_noise", too_late)
     X, y = table()
     model = RFFRegressor(n_components=20, random_state=0, max_seconds=600).fit(X, y)
     assert model.fit_report_.status == "max_seconds" and model.n_iter_ == 0

@@ -14,8 +14,8 @@ from skscalablegp import IterativeGPRegressor, to_torch
 from skscalablegp.kernels import compile_kernel
 from skscalablegp.linalg.gradients import GPProblem, Repeats
 from skscalablegp.linalg.solvers import Progress, Status, solve
-from skscalablegp.models.iterative import _base, _final_solve, _neighbourhoods
 from skscalablegp.models.iterative._early_end import HeldOutErrors
+from skscalablegp.models.iterative._final_solve import _estimate_likelihood, _log_det
 from skscalablegp.preconditioners import PIC
 from skscalablegp.solvers import BlockCG, MaxIterations
 
@@ -101,17 +101,17 @@ def test_the_likelihood_after_an_early_end_is_within_its_error(monkeypatch):
     truth = float(normal.log_prob(problem.Y[:, 0]))
     seed = torch.Generator().manual_seed(0)
     log_det = float(torch.logdet(H))
-    known, R = _final_solve._log_det(operator, P, seed), problem.Y - H @ V
+    known, R = _log_det(operator, P, seed), problem.Y - H @ V
     monkeypatch.setattr(known, "estimate", lambda: (log_det, 0.0))
-    value, error = _final_solve._estimate_likelihood(problem, problem.kernel.theta0, V, R, P, known)
+    value, error = _estimate_likelihood(problem, problem.kernel.theta0, V, R, P, known)
     rest = float((R * torch.linalg.solve(H, R)).sum()) / 2
     assert abs(value - truth) < min(error, 0.5 * rest)
 
 
-def test_a_fit_ends_its_last_solve_early_and_says_so(thresholds, monkeypatch):
+def test_a_fit_ends_its_last_solve_early_and_says_so(thresholds):
     thresholds(EXACT_TRAINING_ROWS=200, EXACT_POSTERIOR_ROWS=300, SUBSET_ROWS=200)
     thresholds(EXACT_SUBSET_ROWS=200)
-    monkeypatch.setattr(_base, "_FEWEST_HELD", 20)
+    thresholds(_FEWEST_HELD=20)
     rng = np.random.default_rng(0)
     X, new = rng.uniform(-2, 2, (1000, 2)), rng.uniform(-2, 2, (200, 2))
     y = 3 + 2 * np.sin(3 * X[:, 0]) * X[:, 1] + 0.01 * rng.standard_normal(1000)
@@ -135,11 +135,9 @@ def test_a_fit_ends_its_last_solve_early_and_says_so(thresholds, monkeypatch):
     assert ours.fit_report_.residuals.max() <= 0.005 and ours._residual is None
 
 
-def test_the_report_estimates_the_error_of_new_rows(thresholds, monkeypatch):
-    for module in (_base, _final_solve):
-        monkeypatch.setattr(module, "NEAREST", 40)
-    monkeypatch.setattr(_neighbourhoods, "_CENTRES", 5)
-    monkeypatch.setattr(_neighbourhoods, "_ROWS", 64)
+def test_the_report_estimates_the_error_of_new_rows(thresholds):
+    thresholds("iterative", NEAREST=40, _CENTRES=5)
+    thresholds("_neighbourhoods", _ROWS=64)
     thresholds(EXACT_TRAINING_ROWS=200, EXACT_POSTERIOR_ROWS=300, SUBSET_ROWS=200)
     thresholds(EXACT_SUBSET_ROWS=200)
     rng = np.random.default_rng(0)

@@ -23,14 +23,13 @@ from torch.distributions import MultivariateNormal
 
 from skscalablegp import IterativeGPRegressor, RRCGRegressor, draw_functions, load, save, to_torch
 from skscalablegp.core import fitted_process
-from skscalablegp.core.posteriors import ExactPosterior
 from skscalablegp.core.training import Budget, Monitor, QuasiNewton, train
 from skscalablegp.gradients import PathwiseGradient
 from skscalablegp.kernels import compile_kernel
 from skscalablegp.linalg.gradients import GPProblem, GradientState
 from skscalablegp.linalg.preconditioners import build_preconditioner
 from skscalablegp.linalg.solvers import LogDet
-from skscalablegp.models.iterative import _final_solve, _neighbourhoods
+from skscalablegp.models.iterative._final_solve import _estimate_likelihood, _log_det
 from skscalablegp.models.iterative._neighbourhoods import NeighbourhoodGradient, _density
 from skscalablegp.models.iterative._solves import Solves, named_solver
 from skscalablegp.preconditioners import PIC, PivotedCholesky
@@ -57,7 +56,7 @@ def test_the_likelihood_is_within_its_standard_error(solver, thresholds):
     assert abs(error) < 4 * ours.log_marginal_likelihood_std_error_ + 0.1
 
 
-def test_a_preconditioner_without_a_bound_gives_none(monkeypatch):
+def test_a_preconditioner_without_a_bound_gives_none(stand_in):
     """The covariance of other hyperparameters is ten times H: nothing bounds the quotient by 1."""
     n, X = 200, torch.linspace(0, 1, 200, dtype=torch.float64)[:, None]
     compiled = compile_kernel(Matern(nu=0.5) + WhiteKernel(0.1), 1)
@@ -74,12 +73,12 @@ def test_a_preconditioner_without_a_bound_gives_none(monkeypatch):
         seen.append(args[-1])
         return LogDet(*args)
 
-    monkeypatch.setattr(_final_solve, "LogDet", seeing)
+    stand_in("LogDet", seeing)
     for given in (PivotedCholesky(20), other):
         P = build_preconditioner(given, operator)
         seed = torch.Generator().manual_seed(0)
-        log_det, R = _final_solve._log_det(operator, P, seed), problem.Y - operator.matmul(V)
-        value, error = _final_solve._estimate_likelihood(problem, compiled.theta0, V, R, P, log_det)
+        log_det, R = _log_det(operator, P, seed), problem.Y - operator.matmul(V)
+        value, error = _estimate_likelihood(problem, compiled.theta0, V, R, P, log_det)
         assert abs(value - truth) < 4 * error
     assert seen == [1.0, None]
 
@@ -132,12 +131,12 @@ def noisy_sine(n):
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("small_is_large")
-def test_large_tables_are_trained_on_subsets_and_scaled_by_rows_left_out(monkeypatch):
+def test_large_tables_are_trained_on_subsets_and_scaled_by_rows_left_out(stand_in):
     """Against dense leave-one-out errors and scikit-learn's likelihood; 300 rows count as large."""
     X, y = noisy_sine(300)
-    local, seen, train = [], [], _neighbourhoods.train
-    monkeypatch.setattr(
-        _neighbourhoods, "train", lambda *a, **k: local.append(train(*a, **k)) or local[0]
+    local, seen = [], []
+    train = stand_in(
+        "train", lambda *a, **k: local.append(train(*a, **k)) or local[0], at="_neighbourhoods"
     )
     ours = IterativeGPRegressor(
         solver_tol=1e-7,
@@ -333,13 +332,12 @@ def test_subsets_alone_reach_their_largest_size_and_survive_a_constant_target(th
     assert model.fit(X, np.ones(200)).predict(X[:3]) == pytest.approx([1, 1, 1])
 
 
-def test_jitter_is_reported_in_the_units_of_the_scaled_kernel(thresholds, monkeypatch):
+def test_jitter_is_reported_in_the_units_of_the_scaled_kernel(thresholds, stand_in):
     """Rows left out multiply kernel, noise and jitter alike."""
     thresholds(EXACT_TRAINING_ROWS=50)
     thresholds(SUBSET_ROWS=30, FIRST_SUBSET_ROWS=30, EXACT_SUBSET_ROWS=30)
-    plain = ExactPosterior.of
     jittered = lambda *a: (plain(*a)[0], replace(plain(*a)[1], jitter=0.5))  # noqa: E731
-    monkeypatch.setattr(ExactPosterior, "of", jittered)
+    plain = stand_in("ExactPosterior.of", jittered)
     rng = np.random.default_rng(0)
     X = rng.random((100, 1))
     y = np.sin(6 * X[:, 0]) + 0.1 * rng.standard_normal(100)
@@ -349,7 +347,7 @@ def test_jitter_is_reported_in_the_units_of_the_scaled_kernel(thresholds, monkey
     assert model.fit_report_.jitter == pytest.approx(0.5 * scale[0], rel=1e-6)
 
 
-def test_the_preconditioner_of_the_mean_is_as_large_as_memory_and_time_allow(monkeypatch):
+def test_the_preconditioner_of_the_mean_is_as_large_as_memory_and_time_allow(stand_in):
     solves = Solves(named_solver("block_cg"), named_solver("block_cg"), 0.01, 1000)
     kernel = compile_kernel(RBF() + WhiteKernel(), 1)
     operator = GPProblem(kernel, torch.zeros(36_000, 1), torch.zeros(36_000, 1)).operator(
@@ -373,7 +371,7 @@ def test_the_preconditioner_of_the_mean_is_as_large_as_memory_and_time_allow(mon
         built.append(self.rank)
         now[0] += 1.0
 
-    monkeypatch.setattr(PivotedCholesky, "build", build)
+    stand_in("PivotedCholesky.build", build)
     for left, most in ((9.0, 400), (1e4, 700), (0.5, 200)):
         with clock(lambda: now[0]):
             assert rank(math.inf, Budget(1 + left)) == pytest.approx(most, rel=0.1)

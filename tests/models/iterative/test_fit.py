@@ -14,9 +14,6 @@ from sklearn.gaussian_process.kernels import RBF, ConstantKernel, WhiteKernel
 from sklearn.model_selection import GridSearchCV
 
 from skscalablegp import IterativeGPRegressor, RRCGRegressor, SSRFFRegressor
-from skscalablegp.linalg.operators import KernelOperator
-from skscalablegp.linalg.solvers import CG as SteppingCG
-from skscalablegp.models.iterative import _base, _final_solve
 from skscalablegp.preconditioners import PivotedCholesky
 from skscalablegp.solvers import AP, CG
 from skscalablegp.truncation import FixedTruncation, Truncation, TruncationDistribution
@@ -191,9 +188,9 @@ def test_a_refit_that_fails_leaves_the_old_model(name):
         np.testing.assert_array_equal(a, b)
 
 
-def test_an_interrupted_final_solve_is_kept_as_far_as_it_came(monkeypatch):
+def test_an_interrupted_final_solve_is_kept_as_far_as_it_came(stand_in):
     X, y = table(200)
-    step, taken = SteppingCG.step, []
+    taken = []
 
     def interrupted(self, operator, state):
         taken.append(None)
@@ -201,7 +198,7 @@ def test_an_interrupted_final_solve_is_kept_as_far_as_it_came(monkeypatch):
             raise KeyboardInterrupt
         return step(self, operator, state)
 
-    monkeypatch.setattr(SteppingCG, "step", interrupted)
+    step = stand_in("CG.step", interrupted)
     # Columns of an extreme size are solved for in other units.
     model = IterativeGPRegressor(
         1e50 * RBF(1.0) + WhiteKernel(1e48), solver=CG(), optimizer=None, solver_tol=1e-12
@@ -215,22 +212,20 @@ def test_an_interrupted_final_solve_is_kept_as_far_as_it_came(monkeypatch):
     np.testing.assert_allclose(model.fit_report_.residuals, relative, rtol=1e-3)
 
 
-@pytest.mark.parametrize("posterior, part", [("exact", "ExactPosterior"), ("solve", "final_solve")])
-def test_what_there_is_no_model_without_is_done_again_once(posterior, part, monkeypatch):
+@pytest.mark.parametrize(
+    "posterior, part", [("exact", "ExactPosterior.of"), ("solve", "final_solve")]
+)
+def test_what_there_is_no_model_without_is_done_again_once(posterior, part, stand_in, monkeypatch):
     X, y = table()
-    calls, whole = [], getattr(_base, part)
+    calls = []
 
     def interrupted(*args):
         calls.append(None)
         if len(calls) == 1 or twice:
             raise KeyboardInterrupt
-        return (whole.of if posterior == "exact" else whole)(*args)
+        return whole(*args)
 
-    if posterior == "exact":
-        replacement = type("Interrupted", (whole,), {"of": staticmethod(interrupted)})
-    else:
-        replacement = interrupted
-    monkeypatch.setattr(_base, part, replacement)
+    whole = stand_in(part, interrupted)
     model = IterativeGPRegressor(kernel(), posterior=posterior, random_state=0)
     twice = False
     model, messages = fitted(model, X, y)
@@ -243,14 +238,14 @@ def test_what_there_is_no_model_without_is_done_again_once(posterior, part, monk
     np.testing.assert_array_equal(model.predict(X), before)
 
 
-def test_an_interrupted_likelihood_leaves_the_solution(thresholds, monkeypatch):
+def test_an_interrupted_likelihood_leaves_the_solution(thresholds, stand_in):
     X, y = table(100)
     thresholds(SOLVED_VARIANCE_ROWS=10)
 
     def interrupted(*args, **kwargs):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(_final_solve.LogDet, "estimate", interrupted)
+    stand_in("LogDet.estimate", interrupted)
     model = IterativeGPRegressor(kernel(), solver="cg", optimizer=None, random_state=0)
     model, _ = fitted(model, X, y)
     assert model.fit_report_.status == "interrupted"
@@ -393,9 +388,9 @@ def test_a_truncation_of_ones_own():
 # ---------------------------------------------------------------- predictions
 
 
-def test_means_and_variances_look_at_the_kernel_once(monkeypatch):
+def test_means_and_variances_look_at_the_kernel_once(stand_in, monkeypatch):
     X, y = table()
-    calls, cross = [], KernelOperator.cross
+    calls = []
 
     def counted(self, X):
         made = cross(self, X)
@@ -408,7 +403,7 @@ def test_means_and_variances_look_at_the_kernel_once(monkeypatch):
         ours = model_of("solve" if name == "neighbors" else name, max_iter=2, posterior=name)
         model, _ = fitted(ours, X, y)
         expected = model.predict(X + 0.1), model.predict_std(X + 0.1)
-        monkeypatch.setattr(KernelOperator, "cross", counted)
+        cross = stand_in("KernelOperator.cross", counted)
         calls.clear()
         both = model.predict(X + 0.1, return_std=True)
         monkeypatch.undo()

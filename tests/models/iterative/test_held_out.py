@@ -13,14 +13,8 @@ from skscalablegp import IterativeGPRegressor, to_torch
 from skscalablegp.kernels import compile_kernel
 from skscalablegp.linalg.gradients import GPProblem, Repeats
 from skscalablegp.linalg.solvers import Solution, Status
-from skscalablegp.models.iterative import (
-    IterativePosterior,
-    _base,
-    _early_end,
-    _final_solve,
-    _neighbourhoods,
-    _posterior,
-)
+from skscalablegp.models.iterative import IterativePosterior
+from skscalablegp.models.iterative._base import LeftOut
 from skscalablegp.models.iterative._final_solve import FinalSolve, solve_without
 
 HELD = torch.tensor([7, 3, 41])
@@ -75,9 +69,9 @@ def raw_and_merged(counts, t=2):
 
 
 @pytest.mark.parametrize("merged", [False, True])
-def test_held_out_rows_add_to_the_likelihood_by_the_chain_rule(merged, monkeypatch):
+def test_held_out_rows_add_to_the_likelihood_by_the_chain_rule(merged, thresholds):
     """Densities given all others add more: other held-out rows know the same twice."""
-    monkeypatch.setattr(_posterior, "_ROWS", 7)
+    thresholds("iterative", "_posterior", _ROWS=7)
     n, held = 60, torch.arange(1, 60, 3)
     counts = np.random.default_rng(1).integers(1, 4, n) if merged else np.ones(n, int)
     problem, log_density = raw_and_merged(counts)
@@ -93,7 +87,7 @@ def test_held_out_rows_add_to_the_likelihood_by_the_chain_rule(merged, monkeypat
     X, Y = problem.X[held], problem.Y[held]
     own = problem.noise(theta, held) - posterior.noise(X)
     mean, variance = posterior.leave_one_out(held, X, Y, own, held)
-    left_out = _base.LeftOut(problem, held, Y - mean, variance, "held-out")
+    left_out = LeftOut(problem, held, Y - mean, variance, "held-out")
     found, squares, doubt = left_out.in_turn(theta, len(held))
     expected = log_density(np.arange(n)) - log_density(others)
     assert (found, doubt) == (pytest.approx(expected, abs=1e-6), 0)
@@ -111,13 +105,13 @@ def test_some_of_the_held_out_rows_stand_for_all_with_a_standard_error():
     problem = GPProblem(compile_kernel(Matern(0.8, nu=1.5) + WhiteKernel(0.1), 1), X, Y)
     theta, variance = problem.kernel.theta0, torch.tensor(rng.uniform(0.5, 2, 400))
     rows = torch.arange(400)
-    every = _base.LeftOut(problem, rows, Y, variance, "held-out").in_turn(theta, 400)[0]
+    every = LeftOut(problem, rows, Y, variance, "held-out").in_turn(theta, 400)[0]
     expected = norm.logpdf(Y[:, 0], scale=variance.sqrt()).sum()
     assert every == pytest.approx(expected)
     z = []
     for _ in range(300):
         some = rng.permutation(400)[:300]
-        part = _base.LeftOut(problem, rows[some], Y[some], variance[some], "held-out")
+        part = LeftOut(problem, rows[some], Y[some], variance[some], "held-out")
         found, _, doubt = part.in_turn(theta, 400)
         z.append((found - every) / doubt)
     assert abs(np.mean(z)) < 3 / 300**0.5 and np.std(z) == pytest.approx(1, abs=0.15)
@@ -133,20 +127,16 @@ def rough(n=1000, n_new=1500):
 
 
 @pytest.fixture
-def large(thresholds, monkeypatch):
+def large(thresholds):
     """Tables of 1,000 rows are large ones."""
-    for module in (_base, _final_solve):
-        monkeypatch.setattr(module, "NEAREST", 10)
-    monkeypatch.setattr(_neighbourhoods, "_CENTRES", 5)
-    monkeypatch.setattr(_neighbourhoods, "_ROWS", 64)
-    monkeypatch.setattr(_base, "_HELD_SHARE", 5)
-    monkeypatch.setattr(_base, "_FEWEST_HELD", 200)
+    thresholds("iterative", NEAREST=10, _CENTRES=5, _HELD_SHARE=5, _FEWEST_HELD=200)
+    thresholds("_neighbourhoods", _ROWS=64)
     thresholds(EXACT_TRAINING_ROWS=200, EXACT_POSTERIOR_ROWS=300, SUBSET_ROWS=300)
     thresholds(EXACT_SUBSET_ROWS=300)
 
 
 @pytest.mark.usefixtures("large")
-def test_variances_have_the_size_of_the_errors_of_new_rows(monkeypatch):
+def test_variances_have_the_size_of_the_errors_of_new_rows(thresholds):
     X, y, new, y_new = rough()
 
     def squares(gp):
@@ -157,7 +147,7 @@ def test_variances_have_the_size_of_the_errors_of_new_rows(monkeypatch):
     assert "held-out errors of 200 rows" in ours.fit_report_.summary
     assert squares(ours) == pytest.approx(1, abs=0.15)
     # Leave-one-out errors by neighbours are too large.
-    monkeypatch.setattr(_base, "_FEWEST_HELD", 201)
+    thresholds(_FEWEST_HELD=201)
     by_leaving_out = IterativeGPRegressor(random_state=0).fit(X, y)
     assert "leave-one-out errors of 1,000 rows" in by_leaving_out.fit_report_.summary
     assert squares(by_leaving_out) < 0.8
@@ -199,12 +189,10 @@ COMPLETE = {"solver": "block_cg", "posterior": "neighbors", "train_on": "subsets
 @pytest.mark.parametrize(
     "settings", [{}, COMPLETE | {"subset_size": 300}], ids=["early", "complete"]
 )
-def test_the_likelihood_is_that_of_all_rows_nearly(settings, monkeypatch):
+def test_the_likelihood_is_that_of_all_rows_nearly(settings, thresholds):
     X, y, new, y_new = rough()
-    monkeypatch.setattr(_early_end, "_SHARE", 0.5)
-    monkeypatch.setattr(_early_end, "_STEPS", 1)
-    for module in (_base, _final_solve):
-        monkeypatch.setattr(module, "NEAREST", 50)
+    thresholds("_early_end", _SHARE=0.5, _STEPS=1)
+    thresholds("iterative", NEAREST=50)
     ours = IterativeGPRegressor(random_state=0, **settings).fit(X, y)
     assert ours.posterior_ == "neighbors" and (ours.alpha_ == 0).sum() == 200
     early = "that ended early" if not settings else "without held-out rows"
@@ -235,18 +223,18 @@ def test_held_out_rows_among_equal_rows_and_several_targets():
 
 
 @pytest.mark.usefixtures("large")
-def test_errors_without_time_are_those_of_random_held_out_rows(monkeypatch):
+def test_errors_without_time_are_those_of_random_held_out_rows(thresholds, stand_in):
     X, y, _, _ = rough()
     order = np.argsort(X[:, 0])
-    monkeypatch.setattr(_base, "_LEFT_OUT", 60)
-    seen, whole = [], _base.SolvedGPRegressor._left_out_errors
+    thresholds("iterative", _LEFT_OUT=60)
+    seen = []
 
     def recorded(self, theta, posterior, generator, late, held):
         found = whole(self, theta, posterior, generator, True, held)
         seen.append((found.rows, held))
         return found
 
-    monkeypatch.setattr(_base.SolvedGPRegressor, "_left_out_errors", recorded)
+    whole = stand_in("SolvedGPRegressor._left_out_errors", recorded)
     IterativeGPRegressor(random_state=0).fit(X[order], y[order])
     rows, held = seen[-1]
     assert len(rows) == 60 and torch.isin(rows, held).all()
@@ -278,10 +266,10 @@ def test_left_out_errors_have_known_noise():
 
 
 @pytest.mark.usefixtures("large")
-def test_previews_leave_out_fewer_rows(monkeypatch):
+def test_previews_leave_out_fewer_rows(thresholds, stand_in):
     X, y, _, _ = rough()
-    monkeypatch.setattr(_base, "_LEFT_OUT", 60)
-    counts, whole = [], _base.SolvedGPRegressor._left_out_errors
+    thresholds("iterative", _LEFT_OUT=60)
+    counts = []
 
     def counted(*args):
         found = whole(*args)
@@ -296,14 +284,14 @@ def test_previews_leave_out_fewer_rows(monkeypatch):
             assert shown.log_marginal_likelihood_value_ == pytest.approx(exact, rel=0.15)
             assert shown.log_marginal_likelihood_std_error_ > 0
 
-    monkeypatch.setattr(_base.SolvedGPRegressor, "_left_out_errors", counted)
+    whole = stand_in("SolvedGPRegressor._left_out_errors", counted)
     IterativeGPRegressor(random_state=0, posterior="neighbors", callbacks=preview).fit(X, y)
     assert counts == [60, 200]
 
 
 @pytest.mark.usefixtures("large")
 @pytest.mark.parametrize("kind", ["all rows", "known noise", "no amplitude"])
-def test_rows_are_held_out_to_end_the_solve_where_they_give_no_scale(kind, monkeypatch):
+def test_rows_are_held_out_to_end_the_solve_where_they_give_no_scale(kind, thresholds):
     X, y, new, y_new = rough()
     rng = np.random.default_rng(1)
     y, y_new = (z + 0.4 * rng.standard_normal(len(z)) for z in (y, y_new))
@@ -323,8 +311,7 @@ def test_rows_are_held_out_to_end_the_solve_where_they_give_no_scale(kind, monke
     train_on = settings.get("train_on", "subsets")
     ours.set_params(solver="block_cg", train_on=train_on).fit(X, y, noise_variance=noise)
     assert (ours.alpha_ != 0).all()
-    monkeypatch.setattr(_base, "_HELD_SHARE", 50)
-    monkeypatch.setattr(_base, "_MOST_HELD_SHARE", 5)
+    thresholds("iterative", _HELD_SHARE=50, _MOST_HELD_SHARE=5)
     ours.set_params(solver="auto").fit(X[:999], y[:999], noise_variance=noise)
     assert ours.posterior_ == "neighbors" and (ours.alpha_ != 0).all()
     ours.fit(X, y, noise_variance=noise)

@@ -556,11 +556,11 @@ def test_memory_budget_is_checked_before_work():
         model.fit(X, y)
 
 
-def test_memory_for_a_wide_covariance_is_checked(monkeypatch):
+def test_memory_for_a_wide_covariance_is_checked(stand_in):
     X, y, _ = problem()
     model = IterativeGPRegressor(optimizer=None).fit(X, y)
     wide = np.zeros((2_000, 2))
-    monkeypatch.setattr("skscalablegp._validation.available_memory", lambda device="cpu": 2**20)
+    stand_in("available_memory", lambda device="cpu": 2**20)
     for ask in (lambda: model.predict(wide, return_cov=True), lambda: model.sample_y(wide)):
         with pytest.raises(MemoryError, match="2,?000 rows.* needs .*MiB"):
             ask()

@@ -17,7 +17,6 @@ from skscalablegp.core.training import Budget, Monitor, train
 from skscalablegp.gradients import ExactGradient, PathwiseGradient, StandardGradient
 from skscalablegp.kernels import compile_kernel
 from skscalablegp.linalg.gradients import GPProblem, resolve_gradient
-from skscalablegp.preconditioners import PivotedCholesky
 from skscalablegp.solvers import ADASAP, AP, CG, SDD, SGD, BlockCG, Cholesky, Status
 from skscalablegp.training import Adam
 
@@ -109,13 +108,13 @@ def test_a_search_varies_solvers_and_their_settings():
 @pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
 @pytest.mark.parametrize("posterior", ["pathwise", "solve"])
 @pytest.mark.parametrize("solver", ["cg", "block_cg"])
-def test_no_preconditioner_by_name_is_none(solver, posterior, monkeypatch):
+def test_no_preconditioner_by_name_is_none(solver, posterior, stand_in):
     X, y = problem()
 
     def refuse(*args):
         raise AssertionError("built a preconditioner")
 
-    monkeypatch.setattr(PivotedCholesky, "build", refuse)
+    stand_in("PivotedCholesky.build", refuse)
     model, _ = fit(X, y, solver=solver, preconditioner=None, posterior=posterior)
     model.predict(X, return_std=True)
     assert model.solver_ == solver
@@ -205,7 +204,7 @@ def test_softplus_moves_standard_deviations(given_start):
     ],
 )
 def test_gradients_are_pathwise_where_samples_serve_predictions(
-    solver, posterior, gradient, monkeypatch
+    solver, posterior, gradient, stand_in
 ):
     made = []
 
@@ -213,7 +212,7 @@ def test_gradients_are_pathwise_where_samples_serve_predictions(
         made.append(settings.get("prior"))
         return resolve_gradient(*args, **settings)
 
-    monkeypatch.setattr("skscalablegp.models.iterative._plan.resolve_gradient", seeing)
+    stand_in("resolve_gradient", seeing)
     X, y = problem()
     model, _ = fit(X, y, solver=solver, posterior=posterior)
     assert model.fit_report_.choices["gradient"].value == gradient

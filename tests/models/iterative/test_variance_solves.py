@@ -106,9 +106,9 @@ def test_the_preconditioner_serves_all_solves_of_predictions(model, monkeypatch)
     ],
     ids=["return_std", "predict_std", "return_cov", "sample_y"],
 )
-def test_solves_that_do_not_converge_are_one_warning_a_prediction(ask, monkeypatch):
+def test_solves_that_do_not_converge_are_one_warning_a_prediction(ask, thresholds):
     X, y, X_new = table(100)
-    monkeypatch.setattr("skscalablegp.core._fitted._CHUNK_BYTES", 8 * 100 * 7)
+    thresholds(_CHUNK_BYTES=8 * 100 * 7)
     kernel = RBF(0.2) + WhiteKernel(0.01)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)
