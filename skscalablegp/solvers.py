@@ -1,5 +1,6 @@
 """Solvers of linear systems: values of ``solver=``, and base classes of user-defined solvers."""
 
+from ._end import End as End
 from .linalg.solvers import CG as CG
 from .linalg.solvers import Cholesky as Cholesky
 from .linalg.solvers import MaxEpochs as MaxEpochs
@@ -9,7 +10,6 @@ from .linalg.solvers import RelativeResidual as RelativeResidual
 from .linalg.solvers import Solution as Solution
 from .linalg.solvers import Solver as Solver
 from .linalg.solvers import SolverState as SolverState
-from .linalg.solvers import Status as Status
 from .linalg.solvers import solve as solve
 from .linalg.solvers._adasap import ADASAP as ADASAP
 from .linalg.solvers._ap import AP as AP

@@ -53,7 +53,7 @@ from ._plan import (
 from ._prediction import GPPredictionBase
 from ._record import PartRecord
 from ._regressor import GPRegressorBase, TableRegressorBase
-from ._report import STATUSES, FitReport
+from ._report import FitReport
 from ._run import FitRun, reporting_only
 from ._selection import INDUCING_METHODS, candidates, select_inducing
 from ._signal import asked_once

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from .._end import End
 from ..kernels import TorchKernel
 from ..linalg.blocks import cholesky_
 from ..linalg.gradients import ExactGradient, GPProblem
@@ -175,7 +176,7 @@ class FactorBudget:
         remedy, budget = "raise max_seconds to use all rows", run.budget.limit
         if budget is not None:
             left = max(0.0, budget - run.budget.seconds) + _GRACE * budget
-        if run.budget.ended == "interrupted":
+        if run.budget.ended is End.INTERRUPTED:
             if self._cube == 0:
                 self._measure()
             left = min(left, _AFTER_INTERRUPT)
@@ -183,7 +184,7 @@ class FactorBudget:
         m = Budget(left).affordable(self._seconds, range(_TIMED_ROWS, n + 1))
         if m == n:
             return table, ""
-        run.budget.end("max_seconds")
+        run.budget.end(End.MAX_SECONDS)
         return table.rows(run.random_state.permutation(n)[:m]), (
             f"Predictions are based on {m:,} random rows, since factorising all {n:,} would have "
             f"taken about {self._seconds(n):.0f} s: {remedy}."

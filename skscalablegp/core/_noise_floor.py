@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 import torch
 
+from .._end import End
 from ..kernels import TorchKernel, compile_kernel
 from ..linalg.gradients import ExactGradient, GPProblem
 from ._leave_one_out import errors_without
@@ -114,7 +115,7 @@ def _ends_at_bound(
     ordinary &= problem.repeats is None and len(problem.X) > 1
     if not ordinary or kernel.priors or result.tied is not None:
         return False
-    if run.stopped or result.stop_reason != "converged":
+    if run.stopped or result.stop_reason is not End.CONVERGED:
         return False
     values = kernel.to_sklearn(torch.as_tensor(result.theta)).get_params()
     if _NOISE not in values or isinstance(values[_NOISE + "_bounds"], str) or not result.n_iter:

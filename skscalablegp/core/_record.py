@@ -9,25 +9,17 @@ from typing import Any
 import numpy as np
 from sklearn.gaussian_process.kernels import Kernel
 
+from .._end import End
 from .._named import changed_parameters
-from ..linalg.solvers import Solution, SolveSummary, Status
+from ..linalg.solvers import Solution, SolveSummary
 from ._awkward import columns_that_matter
 from ._edge import more_noise, with_name
 from ._log import FitLog
 from ._plan import Choice, is_auto
-from ._report import STATUSES, FitReport, at_bounds
+from ._report import FitReport, at_bounds
 from ._training_run import Run
 from ._warn import warn_once
 from .training import Monitor, TrainingStep
-
-# The status of a fit whose training was complete, but whose final linear solve was not.
-_OF_SOLVES = {
-    Status.MAX_EPOCHS: "max_iter",
-    Status.MAX_ITER: "max_iter",
-    Status.MAX_SECONDS: "max_seconds",
-    Status.STAGNATED: "stagnated",
-    Status.BREAKDOWN: "diverged",
-}
 
 
 @dataclass(frozen=True)
@@ -72,7 +64,7 @@ class FitRecord(Run):
         self._facts: dict[str, Any] = {}
         self._messages: list[str] = []
         self._advice: list[str] = []
-        self._status, self._limit, self._n_iter = "converged", "max_iter", 0
+        self._status, self._limit, self._n_iter = End.CONVERGED, "max_iter", 0
         self._rate, self._because = "learning_rate", ""
         self._final: SolveSummary | None = None
 
@@ -102,7 +94,7 @@ class FitRecord(Run):
 
     def ended(
         self,
-        reason: str,
+        reason: End,
         *,
         n_iter: int,
         planned: bool = False,
@@ -114,7 +106,7 @@ class FitRecord(Run):
 
         Parameters
         ----------
-        reason : str
+        reason : End
             The `stop_reason` of a `TrainingResult` or `StepsResult`.
         n_iter : int
             Number of steps of all stages together.
@@ -129,9 +121,9 @@ class FitRecord(Run):
             A sentence for the report in place of the usual one, if `warn` has given it already.
         """
         self._n_iter, self._because = n_iter, because
-        if reason in ("max_iter", "max_epochs"):
-            reason = "completed" if planned else "max_iter"
-        self._status, self._limit, self._rate = reason, limit, rate
+        if planned and reason.of_fit is End.MAX_ITER:
+            reason = End.COMPLETED
+        self._status, self._limit, self._rate = reason.of_fit, limit, rate
 
     def solved(self, solution: Solution | SolveSummary) -> None:
         """Record the final linear solve, on which predictions are based."""
@@ -168,72 +160,51 @@ class FitRecord(Run):
 
     # ------------------------------------------------------------------ the report
 
-    def _settle(self) -> tuple[str, str]:
-        """Final status and its reason; adds the reason to the warning if there is one."""
+    def _settle(self) -> tuple[End, str]:
+        """The end of the fit and its reason; adds the reason to the warning if there is one."""
         if self._because and self.budget.ended is None:
             return self._status, self._because
         status = self.budget.ended or self._status
-        if status in ("converged", "completed") and self._final is not None:
-            status = _OF_SOLVES.get(self._final.status, status)
-            if status not in ("converged", "completed"):
-                return status, "the final linear solve did not reach its tolerance"
+        if status.complete and self._final is not None and not self._final.status.complete:
+            return self._final.status.of_fit, "the final linear solve did not reach its tolerance"
         reason = self._sentence(status)
-        if self.no_signal and status in ("converged", "completed"):
-            status, reason = "no_signal", self.no_signal
+        if self.no_signal and status.complete:
+            status, reason = End.NO_SIGNAL, self.no_signal
         elif self.no_signal:
             self._messages.append(f"{self.no_signal[0].upper()}{self.no_signal[1:]}.")
-        if status not in ("converged", "completed", "callback"):
+        if status.fails:
             self._messages.insert(0, f"{reason}.")
         return status, reason
 
-    def _sentence(self, status: str) -> str:
-        est, steps, limit = self.estimator, f"{self._n_iter} steps", self._limit
-        chosen = self._choices.get(limit)
-        kept = "the best state so far is kept"
-        if status == "converged":
-            trained = f"training converged after {steps}"
-            return trained if self._n_iter else "there was nothing to train"
-        if status == "completed":
-            return f"the planned {steps} are done"
-        if status == "max_iter":
-            norm = self._gradient_norm()
-            slope = "" if norm is None else f" (the norm of the gradient was {norm:.2g})"
-            value = chosen.value if chosen else getattr(est, limit)
-            # Restarts and subsets may take this number of steps each.
-            several = isinstance(value, int) and self._n_iter > value
-            where = (
-                f"a stage of training, {steps} in all," if several else f"training after {steps}"
-            )
-            return (
-                f"{limit}={value!r} ended {where} before it had converged{slope}, {kept}: "
-                f"raise {limit}"
-            )
-        if status == "max_seconds":
-            return (
-                f"the time budget max_seconds={est.max_seconds:g} ended the fit after {steps}, "
-                f"{kept}: raise max_seconds"
-            )
-        if status == "callback":
-            return f"a callback ended training after {steps}, {kept}"
-        if status == "interrupted":
-            return f"the fit was interrupted after {steps}, {kept}: fit again to complete it"
-        if status == "stagnated":
-            return (
-                f"training stagnated after {steps} although the gradient is not small, {kept}: no "
-                f"step along the gradient raises the objective. Use "
-                f"dtype='float64', {more_noise(est)}, and look for columns or a target of extreme "
-                "size"
-            )
-        if any(s.status is Status.BREAKDOWN for s in self.monitor.solutions):
-            return (
-                f"training stopped after {steps} because a linear solve broke down, {kept}: "
-                f"{more_noise(est)}, or use dtype='float64'"
-            )
-        rate = getattr(est, self._rate, None)
-        if isinstance(rate, str) and self._rate in self._choices:
-            rate = self._choices[self._rate].value
-        smaller = "" if rate is None else f": try a {self._rate} below {rate}"
-        return f"training diverged after {steps}, {kept}{smaller}"
+    def _sentence(self, end: End) -> str:
+        """The end of the fit in words."""
+        if end is End.CONVERGED and not self._n_iter:
+            return "there was nothing to train"
+        if end is End.DIVERGED and any(
+            solve.status is End.BREAKDOWN for solve in self.monitor.solutions
+        ):
+            end = End.BREAKDOWN
+        est, steps = self.estimator, f"{self._n_iter} steps"
+        limit, rate = self._value_of(self._limit), self._value_of(self._rate)
+        norm = self._gradient_norm()
+        # Restarts and subsets may take this number of steps each.
+        several = isinstance(limit, int) and self._n_iter > limit
+        return end.said.format(
+            steps=steps,
+            kept="the best state so far is kept",
+            limit=self._limit,
+            value=limit,
+            where=f"a stage of training, {steps} in all," if several else f"training after {steps}",
+            slope="" if norm is None else f" (the norm of the gradient was {norm:.2g})",
+            seconds=getattr(est, "max_seconds", None) or 0.0,
+            more_noise=more_noise(est),
+            smaller="" if rate is None else f": try a {self._rate} below {rate}",
+        )
+
+    def _value_of(self, parameter: str) -> Any:
+        """The value that the fit has used, or None if the estimator has no such parameter."""
+        value, choice = getattr(self.estimator, parameter, None), self._choices.get(parameter)
+        return value if choice is None else choice.value
 
     def _gradient_norm(self) -> float | None:
         """The norm of the last step's gradient, if steps have one."""
@@ -243,17 +214,16 @@ class FitRecord(Run):
     def report(self, n_ranks: int) -> FitReport:
         """The report of the fit, whose model is complete; `n_ranks` processes have shared it."""
         solves = [*self.monitor.solutions, *([self._final] if self._final is not None else [])]
-        failed = [s for s in solves if s.status is not Status.CONVERGED]
+        failed = [s for s in solves if not s.status.complete]
         status, reason = self._settle()
         # Training that succeeded in spite of unfinished solves needs no warning of them.
-        if failed and status not in ("converged", "completed"):
+        if failed and not status.complete:
             last = failed[-1]
             self._messages.append(
                 f"{len(failed)} linear solves did not reach their tolerance: the last ended at a "
                 f"relative residual of {last.residual:.2g} after {last.epochs:.1f} epochs. "
                 f"{last.remedy}"
             )
-        assert status in STATUSES, status
         facts = {
             "epochs": float(sum(s.epochs for s in solves)),
             "residuals": None,
@@ -277,7 +247,7 @@ class FitRecord(Run):
         if self._messages:
             said.append(with_name(self.estimator, " ".join(self._messages)))
         return FitReport(
-            status=status,
+            status=status.value,
             stop_reason=reason,
             choices={k: v for k, v in self._choices.items() if k not in self._ignored},
             ignored={name: why for name, why in self._ignored.items() if name in settings},

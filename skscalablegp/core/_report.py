@@ -8,19 +8,6 @@ import numpy as np
 from sklearn.gaussian_process.kernels import Kernel
 from sklearn.utils import Bunch
 
-# All values of `FitReport.status`.
-STATUSES = (
-    "converged",
-    "completed",
-    "max_iter",
-    "max_seconds",
-    "callback",
-    "interrupted",
-    "stagnated",
-    "no_signal",
-    "diverged",
-)
-
 
 class FitReport(Bunch):
     """The report of a fit; ``print(model.fit_report_)`` shows it as text.

@@ -33,6 +33,7 @@ from sklearn.utils import check_random_state
 from .._calls import present_call
 from .._compat import FitEvents, callbacks_under_way
 from .._devices import check_float64, precise_device, resolve_device
+from .._end import End
 from .._validation import available_memory, check_memory
 from ..linalg.operators import compiler_for
 from ..linalg.parallel import n_workers
@@ -183,7 +184,7 @@ class FitRun(FitRecord):
             self._commit()
             self._committed = True
             if self._checkpoint is not None:
-                self._checkpoint.end(self.budget.ended == "interrupted")
+                self._checkpoint.end(self.budget.ended is End.INTERRUPTED)
             if not self._reports_only:
                 self.warn_of(self.estimator.fit_report_)
             return False
@@ -425,7 +426,7 @@ class FitRun(FitRecord):
             self._messages += filter(None, [rows_without_correlation(self.estimator, self.rows)])
         trained = self.estimator.get_params(deep=False).get("optimizer", "auto") is not None
         late = self.budget.left == 0 and (self.budget.ended is not None or not self._is_small)
-        stopped = self.budget.ended == "interrupted" or late
+        stopped = self.budget.ended is End.INTERRUPTED or late
         # The inner regressor has checked itself, and the report has a sentence of its own.
         told = self._because and self.budget.ended is None
         if self._table is None or self._unchecked or not trained or stopped or told:

@@ -10,6 +10,7 @@ from itertools import product
 import numpy as np
 import torch
 
+from .._end import End
 from ..linalg.blocks import watched
 from ..linalg.gradients import ExactGradient, GPProblem, GradientEstimator
 from ._fast_columns import StartRows
@@ -36,7 +37,7 @@ from .training import (
 )
 
 # Training continues after a stage that ended for one of these reasons.
-_DONE = ("converged", "max_iter", "max_epochs", "stagnated")
+_DONE = (End.CONVERGED, End.MAX_ITER, End.MAX_EPOCHS, End.STAGNATED)
 # Relative tolerance on a subset, whose optimum is only a start. Fits with looser tolerances ended
 # on plateaus from which the likelihood could still rise by two hundred nats; tighter ones take
 # steps that gain nothing. The loose one is for starts of exact training on all rows.
@@ -131,7 +132,7 @@ def fit_hyperparameters(
         if start.stop_reason not in _DONE:
             return start
         if subsets.only:
-            planned = start.stop_reason != "max_iter" or "max_iter" in plan.schedule
+            planned = start.stop_reason is not End.MAX_ITER or End.MAX_ITER in plan.schedule
             return replace(start, planned=planned)
     elif compare_starts and not settings.follows_scikit_learn:
         theta = _suited(problem, estimator, theta, run)
@@ -213,7 +214,7 @@ def best_of(
         # follows slopes to the end.
         if k == 0 or best is None or result.value > best.value + ROUNDING * abs(best.value):
             best = result
-        if result.stop_reason == "diverged" and k > 0:
+        if result.stop_reason is End.DIVERGED and k > 0:
             run.monitor.failures.append(f"restart {k // ways}: training diverged")
         elif result.stop_reason not in _DONE:
             break

@@ -19,6 +19,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from .._end import End
 from ..kernels import SumOverColumns
 from ..linalg.gradients import (
     ExactGradient,
@@ -481,8 +482,8 @@ class _Search:
                 )
             except torch.linalg.LinAlgError:
                 continue
-            if budget.ended == "interrupted":
-                raise StopTraining("interrupted")
+            if budget.ended is End.INTERRUPTED:
+                raise StopTraining(budget.ended)
             if math.isfinite(result.value):
                 value = result.value / len(part.X)
                 done.append(Start(start.origin, result.theta, value, start.theta))

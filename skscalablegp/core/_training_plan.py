@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
+from .._end import End
 from ._plan import Choice, Plan, ignore, is_auto, resolve
 from .training import LBFGS, NaturalGradient, Optimizer, QuasiNewton, resolve_optimizer
 
@@ -153,7 +154,7 @@ class TrainingPlan(Plan):
         trained, and 0 stands for "auto" then.
     methods : tuple of Optimizer
         The optimisers that run from every start, of which the best result counts.
-    schedule : tuple of str
+    schedule : tuple of End
         The reasons to stop that are no limits of an unfinished optimisation, but planned.
     settings : StageSettings
     exact : bool
@@ -168,7 +169,7 @@ class TrainingPlan(Plan):
     subset_size: Choice
     training_max_epochs: Choice
     methods: tuple[Optimizer, ...]
-    schedule: tuple[str, ...]
+    schedule: tuple[End, ...]
     settings: StageSettings
     exact: bool
     n: int
@@ -308,13 +309,13 @@ def _epochs(settings: StageSettings, exact: bool) -> Choice:
     return resolve(settings.max_epochs, limit, why)
 
 
-def _schedule(settings: StageSettings, method: Optimizer) -> tuple[str, ...]:
+def _schedule(settings: StageSettings, method: Optimizer) -> tuple[End, ...]:
     enough = settings.most_steps is None or settings.most_steps >= _default_steps(settings, method)
     if settings.subsets_only:
-        return ("max_iter",) if enough else ()
-    schedule = ("max_epochs",) if is_auto(settings.max_epochs) else ()
+        return (End.MAX_ITER,) if enough else ()
+    schedule = (End.MAX_EPOCHS,) if is_auto(settings.max_epochs) else ()
     started = settings.subsets is not None or method.patient
-    return ("max_iter", *schedule) if enough and started and not method.redraws else schedule
+    return (End.MAX_ITER, *schedule) if enough and started and not method.redraws else schedule
 
 
 def _without_effect(settings: StageSettings, method: Optimizer, exact: bool) -> dict[str, str]:

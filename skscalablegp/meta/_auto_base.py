@@ -15,6 +15,7 @@ from sklearn.pipeline import Pipeline
 from sklearn.utils import check_consistent_length
 from torch import nn
 
+from .._end import End
 from .._frames import is_numeric, readable
 from .._validation import check_magnitude, validated
 from ..core import SMALL_TABLE, FitRun, GPModel
@@ -37,7 +38,6 @@ _PROBE = 100
 # The parameter of models that support categories: numbers of columns.
 _CATEGORIES = "categorical_features"
 # Statuses of fits that time, a callback or an interrupt has ended early.
-CUT = ("max_seconds", "interrupted", "callback")
 
 
 @dataclass(frozen=True, eq=False)
@@ -432,7 +432,7 @@ class AutoBase:
             self._previewed(model, behind(below))
 
         status, _ = fit_below(inner, run, X, y, preview, share, False, True, **told)
-        cut = status in CUT or getattr(inner, "cut_", False)
+        cut = status.ends_fit or getattr(inner, "cut_", False)
         return behind(inner), cut
 
     def _on_all_rows(
@@ -498,9 +498,9 @@ class AutoBase:
             said.append(f"the time budget was too short for all work on {names}")
         self.explain_ = "; ".join([*said, *self.encoding_]) + "."
         run.reports(summary=f"{self.explain_}\n{self.leaderboard_}")
-        status, because = "completed", ""
+        status, because = End.COMPLETED, ""
         if names and run.budget.limit is not None:
-            status = "max_seconds"
+            status = End.MAX_SECONDS
             because = f"max_seconds={run.budget.limit:g} was too short for all work on {names}"
         for name in ("_members", "_weights", "_n_scored", "_scores"):
             vars(self).pop(name, None)

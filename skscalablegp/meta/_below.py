@@ -13,6 +13,7 @@ from sklearn.utils.validation import has_fit_parameter
 from threadpoolctl import threadpool_limits
 
 from .._devices import has_float64, resolve_device
+from .._end import End
 from .._validation import check_noise_variance, validated
 from ..core import SMALL_TABLE, FitRun, GPModel, GPPredictionBase, is_auto, reporting_only
 from ..core.training import Budget
@@ -239,7 +240,7 @@ def fit_below(  # noqa: C901 (one branch for each kind of parameter)
     advised: bool = True,
     quiet: bool = False,
     **params: Any,
-) -> tuple[str, str]:
+) -> tuple[End, str]:
     """Fit an inner regressor under the time budget and the callbacks of the outer fit.
 
     Parameters
@@ -266,8 +267,8 @@ def fit_below(  # noqa: C901 (one branch for each kind of parameter)
 
     Returns
     -------
-    status, because : str
-        The status and the reason in the report of the inner fit.
+    status, because : End, str
+        The end and the reason in the report of the inner fit.
     """
     if not isinstance(inner, GPModel):
         if run.budget.limit is not None and has_fit_parameter(inner, "max_seconds"):
@@ -275,7 +276,7 @@ def fit_below(  # noqa: C901 (one branch for each kind of parameter)
         # A stage of the outer fit that is under way has this time, too.
         with nullcontext() if run.monitor.in_stage else run.stage(type(inner).__name__):
             inner.fit(X, y, **params)
-        return "completed", f"{type(inner).__name__} has no steps to report"
+        return End.COMPLETED, f"{type(inner).__name__} has no steps to report"
     own = {name: getattr(inner, name) for name in _OF_THE_FIT}
 
     def hear(step: Any) -> bool:
@@ -307,9 +308,9 @@ def fit_below(  # noqa: C901 (one branch for each kind of parameter)
     finally:
         inner.set_params(**own)
     report = inner.fit_report_
-    status, because = report.status, report.stop_reason
-    cut = status == "max_seconds" and shared
-    if status == "interrupted" or (cut and (share is None or run.budget.left == 0)):
+    status, because = End(report.status), report.stop_reason
+    cut = status is End.MAX_SECONDS and shared
+    if status is End.INTERRUPTED or (cut and (share is None or run.budget.left == 0)):
         run.budget.end(status)
     elif cut:
         because = (

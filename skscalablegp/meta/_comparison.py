@@ -7,6 +7,7 @@ from typing import TypeVar
 
 import numpy as np
 
+from .._end import End
 from ..core import FitRun
 from ..core.training import Budget
 from ._leaderboard import Leaderboard, LeaderboardRow
@@ -47,7 +48,7 @@ class Comparison:
         """Whether a member begins: the first ones until one succeeds, others if time is left."""
         if self._succeeded and (self.run.stopped or self.phase.nearly_spent):
             if self.run.budget.left == 0:
-                self.run.budget.end("max_seconds")
+                self.run.budget.end(End.MAX_SECONDS)
             self.notes[name] = 0.0, "not begun: no time was left for it"
             self.cut.append(name)
             return False

@@ -14,6 +14,7 @@ from sklearn.base import clone
 from torch import Tensor
 
 from .._clock import now
+from .._end import End
 from ..core import FitRun, GPModel, PartRecord, reporting_only
 from ..core.training import TrainingStep
 from ..linalg.parallel import Helpers
@@ -56,10 +57,10 @@ class FoldFits:
         told = {name: values[fitted] for name, values in self.told.items()}
         with reporting_only(evaluated=True):
             inner.fit(self.X[fitted], self.y[fitted], **told)
-        status = inner.fit_report_.status if isinstance(inner, GPModel) else "completed"
+        status = End(inner.fit_report_.status) if isinstance(inner, GPModel) else End.COMPLETED
         return self.answer(inner, self, number), steps, status
 
-    def some(self, numbers: Int[Tensor, " k"]) -> list[tuple[Any, list[TrainingStep], str]]:
+    def some(self, numbers: Int[Tensor, " k"]) -> list[tuple[Any, list[TrainingStep], End]]:
         """`__call__` for some folds."""
         return [self(number) for number in numbers.tolist()]
 
@@ -117,7 +118,7 @@ class PartFits:
         return [self(number) for number in numbers.tolist()]
 
 
-def by_jobs(fits: FoldFits, run: FitRun) -> list[tuple[Any, list[TrainingStep], str]] | None:
+def by_jobs(fits: FoldFits, run: FitRun) -> list[tuple[Any, list[TrainingStep], End]] | None:
     """The answers of all folds; None without jobs, as `jobs_for` says."""
     return _shared(fits, jobs_for(run, len(fits.folds), [fits.fresh]), len(fits.folds))
 

@@ -12,6 +12,7 @@ from sklearn.utils import get_tags
 from sklearn.utils.validation import check_is_fitted, has_fit_parameter
 
 from .._compat import fit_context
+from .._end import End
 from .._validation import check_sample_weight, validated
 from ..core import FitRun, GPPredictionBase, fitted_process
 from ..core.data import Merged, merged
@@ -325,17 +326,17 @@ class LOVEPredictor(MetaRegressorBase):
             summary=f"variances of rank {rank} over {type(inner).__name__}, whose error is "
             f"{error:.1e} of the target's mean square",
         )
-        status, because = "converged", ""
+        status, because = End.CONVERGED, ""
         if not frozen:
-            status, because = inner.fit_report_.status, inner.fit_report_.stop_reason
+            status, because = End(inner.fit_report_.status), inner.fit_report_.stop_reason
         if error > self.variance_tol and not run.stopped:
             reason = (
                 f"the variances' error {error:.1e} is above variance_tol={self.variance_tol:g} at "
                 f"rank {rank}: raise max_variance_rank"
             )
             run.warn(f"{reason}.")
-            if status in ("converged", "completed"):
-                status, because = "max_iter", reason
+            if status.complete:
+                status, because = End.MAX_ITER, reason
         run.ended(status, n_iter=inner.n_iter_, because=because)
 
     # ------------------------------------------------------------------ predictions

@@ -199,7 +199,7 @@ def useful_scores(rows: Rows, codes: list[int], outer: Any, run: FitRun) -> dict
         for table in tables:
             inner = clone(fresh)
             fit = partial(fit_below, inner, run, table, rows.y[within[some]], None, share)
-            if fit(False, True, **told)[0] in ("max_seconds", "interrupted", "callback"):
+            if fit(False, True, **told)[0].ends_fit:
                 return {}
             values.append(inner.log_marginal_likelihood_value_)
     return found if len(values) == 2 and values[1] - values[0] > _WORTH * len(some) else {}

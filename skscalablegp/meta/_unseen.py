@@ -13,6 +13,7 @@ from sklearn.base import clone
 from sklearn.model_selection import KFold, ShuffleSplit
 from sklearn.pipeline import Pipeline
 
+from .._end import End
 from ..core import FitRun, GPPredictionBase, LeftOut
 from ..core.training import Budget
 from ._below import fit_below, told_noise, with_kernel
@@ -28,7 +29,6 @@ _TIMED = 200
 # A fit begins only if this multiple of its expected time is left.
 _MARGIN = 1.3
 # Statuses of fits that were not cut short.
-_EXPECTED = ("completed", "converged")
 
 Preview = Callable[[Any, Any], None] | None
 
@@ -57,7 +57,7 @@ class Trial:
     fresh: Any
     inner: Any
     left: LeftOut
-    status: str
+    status: End
     because: str
     cut: bool
     whole: bool
@@ -204,7 +204,7 @@ class Unseen:
         run.preview = None
         # A regressor that keeps to a smaller budget of its own was not cut.
         own = getattr(fresh, "max_seconds", None)
-        late = status == "max_seconds" and limit is not None and (own is None or own >= limit)
+        late = status is End.MAX_SECONDS and limit is not None and (own is None or own >= limit)
         nothing = LeftOut(np.empty(0, int), np.empty(0), None, "held_out")
         took = run.budget.seconds - begun
         return Trial(fresh, inner, nothing, status, because, run.stopped or late, False, took)
@@ -283,7 +283,7 @@ class Unseen:
             for answer, steps, status in found:
                 for step in steps:
                     run.monitor.relay(step)
-                if status not in ("max_seconds", "interrupted"):
+                if status not in (End.MAX_SECONDS, End.INTERRUPTED):
                     left.append(_finite(answer))
         return left if len(left) == len(folds) else []
 
@@ -373,15 +373,15 @@ def conclude(run: FitRun, trials: list[Trial], late: list[str]) -> None:
 
     A fit that ended too early is the one that the user should know about.
     """
-    status = min((trial.status for trial in trials), key=_EXPECTED.__contains__)
+    status = min((trial.status for trial in trials), key=lambda end: end.complete)
     several, ended = len(trials) > 1, [each for each in trials if each.status == status]
     because = "; ".join(f"{_name(t.inner)}: {t.because}" if several else t.because for t in ended)
-    if status not in _EXPECTED and not run.stopped and not all(each.whole for each in ended):
+    if not status.complete and not run.stopped and not all(each.whole for each in ended):
         run.warn(f"{because}.")
-    if late and run.budget.limit is not None and run.budget.ended in (None, "max_seconds"):
+    if late and run.budget.limit is not None and run.budget.ended in (None, End.MAX_SECONDS):
         said = f"No time was left for {', '.join(late)}"
-        if status in _EXPECTED and not run.stopped:
-            status, because = "max_seconds", f"{said}: raise max_seconds"
+        if status.complete and not run.stopped:
+            status, because = End.MAX_SECONDS, f"{said}: raise max_seconds"
             run.warn(f"{because}.")
         else:
             run.warn(f"{said}.")

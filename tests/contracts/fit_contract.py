@@ -17,7 +17,8 @@ from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils.validation import check_is_fitted
 from watching import Watch
 
-from skscalablegp.core import STATUSES, FitRun
+from skscalablegp.core import FitRun
+from skscalablegp.solvers import End
 
 # Rows of the table; larger than the contract's, so that subsets and batches are proper ones.
 N = 60
@@ -137,7 +138,7 @@ class FitContract(Contract):
         model, _, warned = shared(row)
         report = model.fit_report_
         assert set(report) >= REPORT
-        assert report.status in STATUSES and report.stop_reason
+        assert report.status in list(End) and report.stop_reason
         assert report.n_iter == model.n_iter_
         assert report.seconds["total"] > 0 and len(report.seconds) > 1
         assert report.status in ("converged", "completed") or len(warned) == 1

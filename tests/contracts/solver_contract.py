@@ -16,13 +16,13 @@ from oracles import PROBLEMS, Problem, kernel_problem, spectrum_problem, with_ze
 from sklearn.base import clone
 
 from skscalablegp.solvers import (
+    End,
     MaxEpochs,
     MaxIterations,
     MaxSeconds,
     RelativeResidual,
     Solver,
     SolverState,
-    Status,
     solve,
 )
 
@@ -60,7 +60,7 @@ def expect_solved(row: SolverRow, problem: Problem, tol: float, dtype=torch.floa
     stopping = RelativeResidual(tol) | MaxEpochs(row.max_epochs)
     solution = solve(operator, problem.B, row.make(), stopping=stopping)
     truth = problem.relative_residuals(solution.value)
-    assert solution.status is Status.CONVERGED and solution.converged
+    assert solution.status is End.CONVERGED and solution.converged
     assert solution.status.remedy == ""
     assert solution.value.dtype == dtype and solution.residuals.dtype == torch.float64
     slack = 1.01 if dtype == torch.float64 else 1.2
@@ -114,7 +114,7 @@ class SolverContract(Contract):
         if solution.converged:
             assert truth <= 1.01 * tol
         else:
-            assert solution.status in (Status.MAX_EPOCHS, Status.STAGNATED)
+            assert solution.status in (End.MAX_EPOCHS, End.STAGNATED)
             assert solution.status.remedy and truth > 0.99 * tol
             assert 0.5 * truth < float(solution.residuals.max()) < 2 * truth
 
@@ -127,7 +127,7 @@ class SolverContract(Contract):
         stopping = RelativeResidual(1e-2) | MaxEpochs(row.max_epochs)
         for x0 in (None, torch.zeros_like(B)):
             solution = solve(operator, B, row.make(), stopping=stopping, x0=x0)
-            assert solution.status is Status.CONVERGED
+            assert solution.status is End.CONVERGED
             truth = problem.relative_residuals(solution.value.double() / size.double())
             assert float(truth.max()) < 1.1e-2
 
@@ -170,13 +170,13 @@ class SolverContract(Contract):
             return solve(problem.operator(), problem.B, row.make(), stopping=never | rule)
 
         two = status(MaxIterations(2))
-        assert (two.status, two.n_iter) == (Status.MAX_ITER, 2) or row.direct
+        assert (two.status, two.n_iter) == (End.MAX_ITER, 2) or row.direct
         epochs = status(MaxEpochs(3))
-        assert epochs.status is Status.MAX_EPOCHS
+        assert epochs.status is End.MAX_EPOCHS
         # the step that crosses the line is finished, and one true residual may go with it
         assert 3 <= epochs.epochs < 6
         late = status(MaxSeconds(0))
-        assert (late.status, late.n_iter) == (Status.MAX_SECONDS, 0)
+        assert (late.status, late.n_iter) == (End.MAX_SECONDS, 0)
         for solution in (two, epochs, late):
             assert solution.status.remedy
             assert solution.residuals.max() > 0

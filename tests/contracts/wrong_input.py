@@ -109,7 +109,7 @@ DRAWN |= dict(q=[0.2, 0.8])
 # Protocols and results, which users derive from or read, parts of the kernels' machinery, and the
 # scorers that are ready made.
 NOT_CALLED = {
-    *("Solution", "Solver", "SolverState", "Status", "solve"),
+    *("Solution", "Solver", "SolverState", "End", "solve"),
     *("GradientEstimate", "GradientEstimator", "GradientState", "Preconditioner"),
     *("TruncationDistribution", "Truncation", "FitReport", "Optimizer", "TrainingStep", "Prior"),
     *("Likelihood", "LikelihoodTerms", "Predictive"),

@@ -26,6 +26,7 @@ from skscalablegp.core.training import Budget, Monitor, StopTraining, train_step
 from skscalablegp.kernels import compile_kernel
 from skscalablegp.linalg.blocks import watched
 from skscalablegp.models.fourier import collapsed_marginal_likelihood
+from skscalablegp.solvers import End
 
 
 class Clock:
@@ -79,14 +80,15 @@ def test_the_largest_size_that_can_be_afforded(clock):
 
 
 def test_an_interrupt_ends_a_share_and_the_whole_but_spent_time_only_the_share():
-    for reason, both in (("max_seconds", None), ("interrupted", "interrupted")):
+    for reason, both in ((End.MAX_SECONDS, None), (End.INTERRUPTED, End.INTERRUPTED)):
         whole = Budget(10.0)
         part = whole.share(0.5)
         assert part.end(reason) == reason
         assert (part.ended, whole.ended) == (reason, both)
-    assert part.end("converged") == "converged" and Budget().end("converged") == "converged"
+    done = End.CONVERGED
+    assert part.end(done) is done and Budget().end(done) is done
     fresh = Budget()
-    fresh.end("converged")
+    fresh.end(done)
     assert fresh.ended is None
 
 
@@ -94,8 +96,8 @@ def test_an_interrupt_ends_a_share_and_the_whole_but_spent_time_only_the_share()
     "error, reason",
     [
         (KeyboardInterrupt(), "interrupted"),
-        (StopTraining("callback"), "callback"),
-        (StopTraining("diverged"), "diverged"),
+        (StopTraining(End.CALLBACK), "callback"),
+        (StopTraining(End.DIVERGED), "diverged"),
     ],
 )
 def test_all_that_ends_a_part_ends_it_the_same_way(error, reason):

@@ -8,6 +8,7 @@ import torch
 from sklearn.base import RegressorMixin
 
 from skscalablegp.core import Choice, FitRun, GPModel, Machine, MemoryNeed, Plan, ignore, resolve
+from skscalablegp.solvers import End
 
 
 class Model(RegressorMixin, GPModel):
@@ -34,7 +35,7 @@ class Model(RegressorMixin, GPModel):
         with FitRun(self) as run:
             for plan in plans:
                 run.follow(plan)
-            run.ended("converged", n_iter=3)
+            run.ended(End.CONVERGED, n_iter=3)
         return self
 
 
@@ -117,6 +118,6 @@ def test_memory_is_checked_once_before_the_work(monkeypatch):
 def test_runs_know_their_machine():
     with FitRun(Model(memory_budget=1e6, max_seconds=9.0)) as run:
         machine = run.machine
-        run.ended("converged", n_iter=0)
+        run.ended(End.CONVERGED, n_iter=0)
     assert machine == Machine(torch.device("cpu"), 1e6, machine.cores, 9.0, machine.compiler)
     assert machine.cores >= 1

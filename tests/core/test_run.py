@@ -17,7 +17,7 @@ from skscalablegp import IterativeGPRegressor, SVGPRegressor
 from skscalablegp.core import PARAMETERS, FitRun, GPModel, warn_once
 from skscalablegp.core.posteriors import Posterior
 from skscalablegp.core.training import StopTraining
-from skscalablegp.linalg.solvers import SolveSummary, Status
+from skscalablegp.linalg.solvers import End, SolveSummary
 
 
 class Model(RegressorMixin, GPModel):
@@ -187,7 +187,7 @@ def test_warnings_are_of_the_users_line_in_a_parallel_search():
 def test_several_complaints_are_one_warning():
     def body(run):
         run.warn("Something else.")
-        run.solved(SolveSummary(Status.MAX_EPOCHS, 0.3, 10.0))
+        run.solved(SolveSummary(End.MAX_EPOCHS, 0.3, 10.0))
 
     with pytest.warns(ConvergenceWarning) as caught:
         model = Model().fit(1, body, reason="max_iter")
@@ -199,7 +199,7 @@ def test_several_complaints_are_one_warning():
 
 def test_a_failed_last_solve_is_no_convergence():
     with pytest.warns(ConvergenceWarning):
-        model = Model().fit(1, lambda run: run.solved(SolveSummary(Status.STAGNATED, 0.3, 10.0)))
+        model = Model().fit(1, lambda run: run.solved(SolveSummary(End.STAGNATED, 0.3, 10.0)))
     assert model.fit_report_.status == "stagnated"
 
 
@@ -226,7 +226,7 @@ def test_the_report_has_choices_and_ignored_parameters():
     assert "max_iter" in untouched.ignored and "max_iter had no effect" not in str(untouched)
 
 
-@pytest.mark.parametrize("error", [KeyboardInterrupt(), StopTraining("max_seconds")])
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), StopTraining(End.MAX_SECONDS)])
 def test_only_optional_stages_end_early(error):
     def optional(run):
         with run.stage("calibration", optional=True):
@@ -300,7 +300,7 @@ def test_a_last_part_survives_one_interrupt():
     assert set(report.seconds) == {"factor", "total"}
 
     def interrupted_before(run):
-        run.budget.end("interrupted")
+        run.budget.end(End.INTERRUPTED)
         run.finish("factor", part)
 
     with pytest.raises(KeyboardInterrupt):

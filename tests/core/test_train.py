@@ -28,7 +28,7 @@ from skscalablegp.gradients import (
 )
 from skscalablegp.kernels import compile_kernel
 from skscalablegp.linalg.gradients import GPProblem
-from skscalablegp.solvers import CG, Status
+from skscalablegp.solvers import CG, End
 from skscalablegp.training import LBFGS, Adam, QuasiNewton
 
 KERNEL = ConstantKernel(1.0) * Matern([1.0, 1.0], nu=1.5) + WhiteKernel(1.0)
@@ -148,7 +148,7 @@ def test_stochastic_gradients_lead_to_the_same_place():
     assert there.value > exact.value - 1.0
     assert noisy.state.previous.shape == (40, 65)
     assert len(monitor.solutions) == 80
-    assert {s.status for s in monitor.solutions} == {Status.CONVERGED}
+    assert {s.status for s in monitor.solutions} == {End.CONVERGED}
 
 
 # ---------------------------------------------------------------- bounds and results

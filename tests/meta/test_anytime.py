@@ -11,6 +11,7 @@ from skscalablegp import AutoGPClassifier, AutoGPRegressor
 from skscalablegp.core.training import Budget, StopTraining
 from skscalablegp.meta import Errors, mixed, noise_features, pool_weights
 from skscalablegp.meta._division import Rows
+from skscalablegp.solvers import End
 
 # Tables with one held-out part, which has `HELD` of the rows, and with folds.
 # So few held-out rows give no noise model, which would take most of the tests' time.
@@ -429,7 +430,7 @@ def test_a_noise_model_of_fewer_rows_is_kept_if_time_ends_that_of_all(stand_in):
     def cut(F, *args):
         sizes.append(len(F))
         if len(sizes) > 1:
-            raise StopTraining("max_seconds")
+            raise StopTraining(End.MAX_SECONDS)
         return own(F, *args)
 
     own = stand_in("meta.best_noise", cut)
@@ -462,7 +463,7 @@ def test_a_noise_model_is_kept_if_time_leaves_out_those_of_members(stand_in):
 
     def cut(*args):
         if len(calls) > most:
-            raise StopTraining("max_seconds")
+            raise StopTraining(End.MAX_SECONDS)
         calls.append(1)
         return own(*args)
 

@@ -40,6 +40,7 @@ from skscalablegp.meta._jobs import FoldFits
 from skscalablegp.meta._noise import NoisePart, best_noise, level, predicted_by_folds, supported
 from skscalablegp.meta._unseen import _answer
 from skscalablegp.metrics import neg_nlpd_scorer, nlpd, predict_std
+from skscalablegp.solvers import End
 
 KERNEL = ConstantKernel(2.0) * RBF(1.0) + WhiteKernel(0.05)
 Z = np.random.default_rng(1).uniform(-2, 2, (20, 2))
@@ -571,7 +572,7 @@ class TestInCompany:
 
         def check_time():
             if next(calls, 1) == 1:
-                raise StopTraining("max_seconds")
+                raise StopTraining(End.MAX_SECONDS)
 
         squares = (y - np.sin(6 * X[:, 0])) ** 2
         model, logs = best_noise(X, squares, None, np.random.RandomState(0), check_time)

@@ -22,6 +22,7 @@ from skscalablegp import (
 from skscalablegp.core import fitted_process
 from skscalablegp.core.training import StopTraining
 from skscalablegp.kernels import Columns
+from skscalablegp.solvers import End
 
 KERNEL = ConstantKernel(1.0) * RBF(0.3) + WhiteKernel(0.05)
 
@@ -176,7 +177,7 @@ def test_trees_stay_where_they_know_more():
     ("error", "budget", "status"),
     [
         (KeyboardInterrupt(), None, "interrupted"),
-        (StopTraining("max_seconds"), 100.0, "max_seconds"),
+        (StopTraining(End.MAX_SECONDS), 100.0, "max_seconds"),
         (TimeoutError("no time"), 100.0, "max_seconds"),
         (TimeoutError("no time of its own"), None, "completed"),
         (MemoryError("no memory"), 100.0, "completed"),

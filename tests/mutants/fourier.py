@@ -6,7 +6,7 @@ MUTANTS = [
     (
         "a fit that ends early keeps the noise of its last step",
         "RFFRegressor._fit_method",
-        'early = result.stop_reason != "converged"',
+        "early = result.stop_reason is not End.CONVERGED",
         "early = False",
         f"{TESTS} -k 'training_ends or without_a_step'",
         True,
@@ -14,7 +14,7 @@ MUTANTS = [
     (
         "a converged fit changes its noise again",
         "RFFRegressor._fit_method",
-        'early = result.stop_reason != "converged"',
+        "early = result.stop_reason is not End.CONVERGED",
         "early = True",
         f"{TESTS} -k has_converged",
     ),

@@ -271,7 +271,7 @@ MUTANTS = [
     (
         "a copy of a model solves anew what time has ended",
         "KISSGPRegressor._evaluate",
-        "solve is not None and solve.status is Status.MAX_SECONDS",
+        "solve is not None and solve.status is End.MAX_SECONDS",
         "False",
         "tests/models/grid/test_long_axes.py -k ends_by_the_budget",
     ),

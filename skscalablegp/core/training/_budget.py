@@ -9,11 +9,9 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from ..._clock import now
+from ..._end import End
 
 T = TypeVar("T")
-
-# If one of these ends a part of a fit, no further part begins.
-ENDINGS = ("interrupted", "callback", "max_seconds")
 
 # The part that gives the result has at least this share of the limit, even if no time is left.
 _LEAST_FOR_RESULT = 0.1
@@ -65,14 +63,18 @@ SHARES = {
 
 
 class StopTraining(Exception):
-    """Raised inside an evaluation to end the optimiser; its message is the reason."""
+    """Raised inside an evaluation to end the optimiser; `end` says why."""
+
+    def __init__(self, end: End):
+        super().__init__(end)
+        self.end = end
 
 
 @dataclass
 class Ending:
     """Why a part of a fit has ended early; `reason` is None if it has not."""
 
-    reason: str | None = None
+    reason: End | None = None
 
 
 class Budget:
@@ -87,15 +89,15 @@ class Budget:
 
     Attributes
     ----------
-    ended : str or None
-        Why no further part may begin: "max_seconds", "callback" or "interrupted".
+    ended : End or None
+        Why no further part may begin: MAX_SECONDS, CALLBACK or INTERRUPTED.
     reserved : float
         Seconds that training leaves to the work after it.
     """
 
     def __init__(self, limit: float | None = None, outer: Budget | None = None):
         self.limit = limit
-        self.ended: str | None = None
+        self.ended: End | None = None
         self._outer, self._begun, self.reserved = outer, now(), 0.0
 
     # ------------------------------------------------------------------ time
@@ -128,7 +130,7 @@ class Budget:
     def check(self) -> None:
         """Raise StopTraining if no time is left."""
         if self.left == 0:
-            raise StopTraining("max_seconds")
+            raise StopTraining(End.MAX_SECONDS)
 
     def share(self, part: str | float) -> Budget:
         """A budget of a part of what is left: a number, or a name in `SHARES`."""
@@ -187,11 +189,11 @@ class Budget:
 
     # ------------------------------------------------------------------ the end
 
-    def end(self, reason: str) -> str:
+    def end(self, reason: End) -> End:
         """Record why a part has ended, if no other may follow; returns the reason."""
-        if reason in ENDINGS:
+        if reason.ends_fit:
             self.ended = self.ended or reason
-        if reason in ("interrupted", "callback") and self._outer is not None:
+        if reason in (End.INTERRUPTED, End.CALLBACK) and self._outer is not None:
             self._outer.end(reason)
         return reason
 
@@ -204,15 +206,15 @@ class Budget:
         try:
             return part()
         except KeyboardInterrupt:
-            if self.ended == "interrupted":
+            if self.ended is End.INTERRUPTED:
                 raise
-            self.end("interrupted")
+            self.end(End.INTERRUPTED)
             return part()
 
     @contextmanager
     def may_end(
         self,
-        keep: bool | Callable[[str], Any] = True,
+        keep: bool | Callable[[End], Any] = True,
         inner: bool = False,
     ) -> Iterator[Ending]:
         """A part of a fit that time, a callback or an interrupt may end; the fit then continues.
@@ -240,10 +242,10 @@ class Budget:
                 raise
             ending.reason = self.end(reason)
 
-    def _reason(self, error: BaseException, inner: bool) -> str | None:
+    def _reason(self, error: BaseException, inner: bool) -> End | None:
         """Why the part has ended; None if the error has nothing to do with this budget."""
         if isinstance(error, KeyboardInterrupt):
-            return "interrupted"
+            return End.INTERRUPTED
         if inner:
-            return self.ended or (None if self.limit is None else "max_seconds")
-        return str(error) if isinstance(error, StopTraining) else None
+            return self.ended or (None if self.limit is None else End.MAX_SECONDS)
+        return error.end if isinstance(error, StopTraining) else None

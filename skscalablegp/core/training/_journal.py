@@ -19,7 +19,8 @@ import numpy as np
 from torch import Generator
 
 from ..._clock import ahead, now
-from ...linalg.solvers import SolveSummary, Status
+from ..._end import End
+from ...linalg.solvers import SolveSummary
 from ...storage import ModelFileError
 from ._monitor import Evaluated
 from ._moving import captured, restored
@@ -314,7 +315,7 @@ def _unpacked(found: dict[str, Any]) -> Iterator[tuple[np.ndarray, Evaluated | N
         raise ModelFileError("a record of evaluations begins with one that failed")
     for theta, grad, row, solve in zip(thetas, grads, numbers, found["solves"], strict=True):
         value, residual, probe_residual, epochs, seconds, failed = row.tolist()
-        summary = None if solve is None else SolveSummary(Status(solve[0]), *solve[1:])
+        summary = None if solve is None else SolveSummary(End(solve[0]), *solve[1:])
         evaluated = Evaluated(value, grad, residual, probe_residual, epochs, summary)
         yield theta, None if failed else evaluated, seconds
 

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Generator
 
+from ..._end import End
 from ...linalg.blocks import watched
 from ...linalg.gradients import (
     GPProblem,
@@ -18,7 +19,6 @@ from ...linalg.gradients import (
     GradientState,
     fisher_information,
 )
-from ...linalg.solvers import Status
 from ._budget import StopTraining
 from ._journal import Evaluations, reading
 from ._monitor import Evaluated, Monitor
@@ -44,9 +44,7 @@ class TrainingResult:
         Probe vectors and last solutions.
     n_iter : int
         Number of evaluations.
-    stop_reason : str
-        "converged", "max_iter", "max_epochs", "max_seconds", "callback", "diverged" or
-        "interrupted".
+    stop_reason : End
     metric : ndarray of shape (p, p) or None
         Inverse Hessian of the negative objective, if the optimiser has one.
     exact : bool
@@ -63,7 +61,7 @@ class TrainingResult:
     value: float
     state: GradientState
     n_iter: int
-    stop_reason: str
+    stop_reason: End
     metric: np.ndarray | None = None
     exact: bool = False
     dtype: torch.dtype = torch.float64
@@ -78,7 +76,7 @@ class TrainingResult:
         tied: np.ndarray | None = None,
     ) -> TrainingResult:
         """The result if there is nothing to train."""
-        return cls(theta, float("nan"), GradientState(), 0, "converged", dtype=dtype, tied=tied)
+        return cls(theta, float("nan"), GradientState(), 0, End.CONVERGED, dtype=dtype, tied=tied)
 
 
 class _Run:
@@ -159,9 +157,9 @@ class _Run:
         if found.value > self.best_value:
             self.best_value, self.best_theta = found.value, theta.copy()
         self.monitor.record(theta, found)
-        if found.solve is not None and found.solve.status is Status.MAX_SECONDS:
+        if found.solve is not None and found.solve.status is End.MAX_SECONDS:
             # The solve was stopped early, so that its gradient is not good enough for a step.
-            raise StopTraining("max_seconds")
+            raise StopTraining(End.MAX_SECONDS)
         self.epochs += found.epochs
         self._check_progress()
         return found.value, found.grad
@@ -188,10 +186,10 @@ class _Run:
         if self.problem.kernel.log_prior:
             estimate = _with_prior(estimate, *self.problem.log_prior(theta))
         found = Evaluated.of(estimate)
-        broken = found.solve is not None and found.solve.status is Status.BREAKDOWN
+        broken = found.solve is not None and found.solve.status is End.BREAKDOWN
         if broken or not np.isfinite(found.grad).all():
             self.monitor.note(found)
-            raise StopTraining("diverged")
+            raise StopTraining(End.DIVERGED)
         self.state = state
         self.log.add(theta, found, partial(self.estimator.kept, state))
         return found
@@ -202,7 +200,7 @@ class _Run:
         They make a line search step back to the last iterate.
         """
         if np.isnan(self.values[-1]):
-            raise StopTraining("diverged")
+            raise StopTraining(End.DIVERGED)
         back = self.iterates[-1] - theta
         drop = abs(self.values[-1]) + len(self.problem.X)
         return self.values[-1] - drop, 2 * drop * back / max(float(back @ back), 1e-300)
@@ -210,12 +208,12 @@ class _Run:
     def _check_progress(self) -> None:
         """Check the budget of epochs, and stop if the iterates stay within `tol` of each other."""
         if self.max_epochs is not None and self.epochs > self.max_epochs:
-            raise StopTraining("max_epochs")
+            raise StopTraining(End.MAX_EPOCHS)
         if self.patience is None or len(self.iterates) <= self.patience:
             return
         recent = np.array(self.iterates[-self.patience :])
         if np.ptp(recent, axis=0).max(initial=0.0) < self.tol:
-            raise StopTraining("converged")
+            raise StopTraining(End.CONVERGED)
 
     def _value_of(self, theta: np.ndarray) -> float:
         """The value at an iterate; minus infinity for other points."""
@@ -223,7 +221,7 @@ class _Run:
         return next((value for at, value in pairs if np.array_equal(at, theta)), -np.inf)
 
     def result(
-        self, start: np.ndarray, reason: str, average: int, metric: np.ndarray | None
+        self, start: np.ndarray, reason: End, average: int, metric: np.ndarray | None
     ) -> TrainingResult:
         value = float("nan")
         if self.best_theta is not None:
@@ -318,8 +316,10 @@ def train(  # noqa: PLR0913 (the settings of one training)
     start = np.clip(theta, bounds[:, 0], bounds[:, 1])
     if monitor.budget.ended is not None:
         return run.result(start, monitor.budget.ended, average, metric)
-    reason = "converged"
-    with monitor.budget.may_end(lambda reason: run.iterates or reason != "interrupted") as ending:
+    reason = End.CONVERGED
+    with monitor.budget.may_end(
+        lambda reason: run.iterates or reason is not End.INTERRUPTED
+    ) as ending:
         if optimizer.deviations or problem.tied is not None:
             transformed = _Transformed(run, start, bounds, optimizer.deviations)
             optimum = transformed.maximize(optimizer, start, max_iter, metric)
@@ -331,8 +331,8 @@ def train(  # noqa: PLR0913 (the settings of one training)
         if optimizer.exact_only and not any(np.array_equal(optimum.theta, t) for t in run.iterates):
             # A callable may return a point at which it has not evaluated the objective.
             run(np.clip(optimum.theta, bounds[:, 0], bounds[:, 1]))
-        ended = "converged" if len(run.iterates) < max_iter else "max_iter"
-        reason = optimum.reason or ended
+        ended = End.CONVERGED if len(run.iterates) < max_iter else End.MAX_ITER
+        reason = End(optimum.reason or ended)
     log.ended()
     return run.result(start, ending.reason or reason, average, metric)
 

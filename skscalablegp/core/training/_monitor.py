@@ -12,6 +12,7 @@ import torch
 from tqdm import tqdm
 
 from ..._clock import now
+from ..._end import End
 from ...linalg.gradients import GradientEstimate
 from ...linalg.solvers import SolveSummary
 from ._budget import Budget, StopTraining
@@ -197,7 +198,7 @@ class Monitor:
         """Record a step of a fit inside this one; returns whether a callback stops both."""
         asked = self.hear(replace(step, seconds=self.budget.seconds))
         if asked:
-            self.budget.end("callback")
+            self.budget.end(End.CALLBACK)
         return asked
 
     def record_score(self, theta: np.ndarray, objective: float, epochs: float) -> None:
@@ -219,7 +220,7 @@ class Monitor:
             self._bar.set_postfix(_summary(step), refresh=False)
             self._bar.update()
         if self.hear(step):
-            raise StopTraining("callback")
+            raise StopTraining(End.CALLBACK)
         self.budget.check()
 
     def hear(self, step: TrainingStep) -> bool:

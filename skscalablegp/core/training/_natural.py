@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 from sklearn.base import BaseEstimator
 
+from ..._end import End
 from ..._named import keep_settings
 from ..._validation import check_integer, check_number
 from ._optimizers import Optimizer, Optimum
@@ -63,7 +64,7 @@ class NaturalGradient(BaseEstimator, Optimizer):
         last, predicted, turns, stretch = None, 0.0, 0, 1.0
         seen: list[tuple[np.ndarray, np.ndarray]] = []
         since: list[tuple[np.ndarray, np.ndarray]] = []
-        best, reason = theta, "max_iter"
+        best, reason = theta, End.MAX_ITER
         for _ in range(max_iter):
             if seen:
                 evaluate.redraw()
@@ -83,7 +84,7 @@ class NaturalGradient(BaseEstimator, Optimizer):
                 best, left, noise = _averaged(seen, information, bounds)
                 settled = noise < self.gain_tol and left * stretch - noise < _LEFT * self.gain_tol
                 if settled and len(since) >= 2 * _FEW:
-                    reason = "converged"
+                    reason = End.CONVERGED
                     break
             step *= min(stretch, _LONGEST_STEP / max(np.abs(step).max(initial=0.0), 1e-300))
             moved = np.clip(theta + step * (1 + turns) ** -_DECAY, *bounds.T)

@@ -10,6 +10,7 @@ import scipy.optimize
 import scipy.special
 from sklearn.base import BaseEstimator
 
+from ..._end import End
 from ..._named import keep_settings
 from ..._validation import check_number
 
@@ -20,8 +21,8 @@ Evaluate = Callable[[np.ndarray], tuple[float, np.ndarray]]
 class Optimum(NamedTuple):
     """The last iterate, and an inverse Hessian if the method has one.
 
-    `reason` is "converged", "max_iter" or "stagnated" (no better point was found although the
-    gradient is not small); None means that the number of steps tells.
+    `reason` is a member of `End` or its value, such as "stagnated" if no better point was found
+    although the gradient is not small; None means that the number of steps tells.
     """
 
     theta: np.ndarray
@@ -190,10 +191,10 @@ class LBFGS(BaseEstimator, Optimizer):
             },
         )
         # SciPy returns 1 if a limit of iterations or evaluations was reached.
-        reason = "max_iter" if result.status == 1 else "converged"
+        reason = End.MAX_ITER if result.status == 1 else End.CONVERGED
         free = np.clip(theta + first_grad, bounds[:, 0], bounds[:, 1]) - theta
         if result.status == 2 and not result.nit and np.abs(free).max() > self.tol * size:
-            reason = "stagnated"
+            reason = End.STAGNATED
         return Optimum(result.x, reason=reason)
 
 
@@ -222,4 +223,4 @@ class CallableOptimizer(Optimizer):
                 f"The callable given as optimizer must return (theta, minimum) with {theta.size} "
                 f"finite numbers as theta, got {best!r}."
             )
-        return Optimum(best, reason="converged")
+        return Optimum(best, reason=End.CONVERGED)

@@ -9,6 +9,7 @@ import numpy as np
 from sklearn.base import BaseEstimator
 from torch import Generator
 
+from ..._end import End
 from ..._validation import check_integer, check_number
 from ._optimizers import Optimizer, Optimum
 
@@ -108,7 +109,7 @@ class QuasiNewton(BaseEstimator, Optimizer):
         informed, fresh, at = metric is None and known is not None, known is None, theta
         B = _first_metric(grad) if known is None else known
         refining = metric is not None or np.isnan(value)
-        small, best, lost, reason = 0, (np.inf, theta, B), False, "converged"
+        small, best, lost, reason = 0, (np.inf, theta, B), False, End.CONVERGED
         predicted = 0.0
         for made in range(max_iter):
             moved = np.abs(theta - at).max(initial=0.0)
@@ -134,7 +135,7 @@ class QuasiNewton(BaseEstimator, Optimizer):
             if done:
                 break
             if made == max_iter - 1:
-                reason = "max_iter"
+                reason = End.MAX_ITER
                 break
             new_theta, new_value, new_grad = _search(
                 evaluate, theta, value, predicted, step, bounds
@@ -158,7 +159,7 @@ class QuasiNewton(BaseEstimator, Optimizer):
         if np.isnan(value):
             (left, theta, B), enough = best, _NOISE * self.gain_tol
         if lost and 0.5 * left > enough:
-            reason = "stagnated"
+            reason = End.STAGNATED
         return Optimum(theta, B, reason)
 
     def _enough_informed(self, value: float, p: int) -> float:

@@ -9,8 +9,9 @@ from typing import Any
 
 import numpy as np
 
+from ..._end import End
 from ...linalg.parallel import one_thread
-from ._budget import ENDINGS, StopTraining
+from ._budget import StopTraining
 from ._journal import LastState, reading
 from ._monitor import Monitor
 from ._moving import captured, restored
@@ -84,13 +85,12 @@ class StepsResult:
         Score of the parameters that are kept; infinite if none were useful.
     n_steps : int
         Number of steps, including those after the best parameters.
-    stop_reason : str
-        "max_iter", "converged", "max_seconds", "callback", "diverged" or "interrupted".
+    stop_reason : End
     """
 
     score: float
     n_steps: int
-    stop_reason: str
+    stop_reason: End
 
 
 def train_steps(  # noqa: PLR0913 (the settings of one training)
@@ -143,9 +143,9 @@ def train_steps(  # noqa: PLR0913 (the settings of one training)
     """
     name = f"{monitor.stage}/{type(stepper).__name__}/{max_steps}/{check_every}"
     run = _Run(stepper, monitor, LastState(name), tol, keep_best, retreat)
-    reason = monitor.budget.ended or "max_iter"
+    reason = monitor.budget.ended or End.MAX_ITER
     with monitor.budget.may_end(
-        lambda reason: run.kept is not None or reason != "interrupted"
+        lambda reason: run.kept is not None or reason is not End.INTERRUPTED
     ) as ending:
         with one_thread(stepper.flops < _MANY_FLOPS):
             over = run.begin()
@@ -157,10 +157,10 @@ def train_steps(  # noqa: PLR0913 (the settings of one training)
                 run.advance(min(run.done - run.done % check_every + check_every, max_steps))
                 run.check(run.done * epochs_per_step)
             if run.converged(n_iter_no_change):
-                reason = "converged"
+                reason = End.CONVERGED
     reason = ending.reason or reason
-    if reason in ("max_iter", "converged") and run.lost:
-        reason = "diverged"
+    if reason in (End.MAX_ITER, End.CONVERGED) and run.lost:
+        reason = End.DIVERGED
     return run.finish(reason)
 
 
@@ -228,7 +228,7 @@ class _Run:
             self.stepper.restore(self.kept)
             self.moved, self.last = False, (self.best, self.kept)
         elif not np.isfinite(score):
-            raise StopTraining("diverged")
+            raise StopTraining(End.DIVERGED)
         else:
             self.scores.append(score)
             self.stale = 0 if score < self.best - self.tol else self.stale + 1
@@ -250,21 +250,21 @@ class _Run:
         if self.retreat is None or self.kept is None or score <= self.best + self.retreat:
             return False
         if not self.stepper.slow_down():
-            raise StopTraining("diverged")
+            raise StopTraining(End.DIVERGED)
         return True
 
-    def finish(self, reason: str) -> StepsResult:
+    def finish(self, reason: End) -> StepsResult:
         """After a budget or an interrupt score the last parameters; then restore those to keep."""
-        if reason in ("max_seconds", "interrupted") and self.moved:
+        if reason in (End.MAX_SECONDS, End.INTERRUPTED) and self.moved:
             score = float(self.stepper.score())
             if np.isfinite(score):
                 self._keep(score)
-        if self.last is not None and not self.keep_best and reason != "diverged":
+        if self.last is not None and not self.keep_best and reason is not End.DIVERGED:
             self.best, self.kept = self.last
         if self.kept is not None:
             self.stepper.restore(self.kept)
         result = StepsResult(self.best, self.done, reason)
-        if reason not in ENDINGS:
+        if not reason.ends_fit:
             self._record(result)
             self.log.ended()
         return result
@@ -284,7 +284,9 @@ class _Run:
                 "last": None if self.last is None else [self.last[0], captured(self.last[1])],
                 "last is kept": same,
                 "stepper": captured(self.stepper),
-                "over": None if over is None else [over.score, over.n_steps, over.stop_reason],
+                "over": None
+                if over is None
+                else [over.score, over.n_steps, over.stop_reason.value],
             }
         )
 
@@ -311,4 +313,4 @@ class _Run:
         if found["over"] is None:
             return None
         score, n_steps, reason = found["over"]
-        return StepsResult(float(score), int(n_steps), str(reason))
+        return StepsResult(float(score), int(n_steps), End(reason))

@@ -9,10 +9,11 @@ import torch
 from jaxtyping import Float
 from torch import Generator, Tensor
 
+from ..._end import End
 from ..._named import keep_settings
 from ..operators import KernelOperator
 from ..preconditioners import Preconditioner
-from ..solvers import Solution, Status
+from ..solvers import Solution
 from ..truncation import (
     Truncation,
     WeightedColumns,
@@ -156,7 +157,7 @@ class TruncatedGradient(GradientEstimator):
             start = min(truncation.high, math.ceil(LATER * truncation.low))
         loss = max(result.orthogonality_loss, state.extra.get("orthogonality_loss", 0.0))
         # There is no tolerance to be reached: the run ends early by design.
-        status = Status.BREAKDOWN if result.broken else Status.CONVERGED
+        status = End.BREAKDOWN if result.broken else End.CONVERGED
         solution = Solution(
             torch.cat([left, solved], 1),
             status,

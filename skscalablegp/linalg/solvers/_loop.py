@@ -17,7 +17,7 @@ from ..operators import SelfAdjointOperator, column_norms
 from ..parallel import one_thread
 from ..preconditioners import Preconditioner
 from ._base import Column, Solver, SolverState, first_guess
-from ._solution import Solution, Status
+from ._solution import End, Solution
 from ._stopping import Progress, StoppingRule
 
 
@@ -90,7 +90,7 @@ def solve(  # noqa: C901 (one branch for each case)
                 now() - begin,
             )
             status = _verdict(stopping, progress, state.columns)
-            if status in (Status.CONVERGED, Status.STAGNATED) and solver.needs_check(state):
+            if status in (End.CONVERGED, End.STAGNATED) and solver.needs_check(state):
                 state = solver.check(operator, state)
                 continue
             if status is not None:
@@ -98,12 +98,12 @@ def solve(  # noqa: C901 (one branch for each case)
             state = solver.step(operator, state)
             if callback is not None:
                 callback(state)
-        if status is not Status.CONVERGED:
+        if status is not End.CONVERGED:
             solver.settle(operator, state)
     residuals, n_epochs = state.residual_norms, operator.epochs - epochs
     # The residual of conjugate gradients may rise while their error falls, so that a solve that
     # ended for its budget keeps its last solution.
-    if status in (Status.STAGNATED, Status.BREAKDOWN):
+    if status in (End.STAGNATED, End.BREAKDOWN):
         residuals = _no_worse_than(first, x0, state, residuals)
     if units is not None:
         state.x.mul_(units)
@@ -141,9 +141,7 @@ def _no_worse_than(
     return torch.where(worse, first, residuals)
 
 
-def _verdict(
-    stopping: StoppingRule, progress: Progress, columns: Int[Tensor, " s"]
-) -> Status | None:
+def _verdict(stopping: StoppingRule, progress: Progress, columns: Int[Tensor, " s"]) -> End | None:
     """The rule's answer, or the reason why no further step can change that answer."""
     status = stopping.check(progress)
     stuck = columns != Column.ACTIVE
@@ -151,15 +149,15 @@ def _verdict(
         return status
     norms = progress.residual_norms
     best = replace(progress, residual_norms=torch.zeros_like(norms))
-    has_goal = stopping.check(best) is Status.CONVERGED
+    has_goal = stopping.check(best) is End.CONVERGED
     if has_goal:
         best = replace(progress, residual_norms=torch.where(stuck, norms, 0.0))
-        if stopping.check(best) is Status.CONVERGED:
+        if stopping.check(best) is End.CONVERGED:
             return None
     elif not bool(stuck.all()):
         return None
     if bool((columns == Column.BROKEN).any()):
-        return Status.BREAKDOWN
+        return End.BREAKDOWN
     if has_goal or bool((columns == Column.STAGNATED).any()):
-        return Status.STAGNATED
-    return Status.CONVERGED
+        return End.STAGNATED
+    return End.CONVERGED

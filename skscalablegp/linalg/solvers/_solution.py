@@ -3,48 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from enum import Enum
 
 from jaxtyping import Float
 from torch import Tensor
 
-
-class Status(Enum):
-    """The reason why a solve ended; ``remedy`` says what to change."""
-
-    CONVERGED = "converged"
-    MAX_EPOCHS = "max_epochs"
-    MAX_ITER = "max_iter"
-    MAX_SECONDS = "max_seconds"
-    STAGNATED = "stagnated"
-    BREAKDOWN = "breakdown"
-
-    @property
-    def remedy(self) -> str:
-        """A sentence on what to change; empty for CONVERGED."""
-        return _REMEDIES[self]
-
-
-_BUDGET = (
-    "The {} ran out before the tolerance was reached: raise it, loosen the tolerance "
-    "(solver_tol), raise the preconditioner's rank, or bound the noise variance from below."
-)
-_REMEDIES = {
-    Status.CONVERGED: "",
-    Status.MAX_EPOCHS: _BUDGET.format("budget of solver epochs (solver_max_epochs)"),
-    Status.MAX_ITER: _BUDGET.format("number of iterations"),
-    Status.MAX_SECONDS: _BUDGET.format("time (max_seconds)"),
-    Status.STAGNATED: (
-        "The residual stopped falling because the working precision is exhausted: use "
-        "dtype='float64', loosen the tolerance, raise the preconditioner's rank, or bound the "
-        "noise variance from below."
-    ),
-    Status.BREAKDOWN: (
-        "The matrix or the preconditioner is not numerically positive definite: increase the "
-        "noise (alpha or the WhiteKernel's lower bound), use dtype='float64', and look for "
-        "duplicate rows or non-finite inputs."
-    ),
-}
+from ..._end import End
 
 
 @dataclass(frozen=True)
@@ -53,7 +16,7 @@ class SolveSummary:
 
     Attributes
     ----------
-    status : Status
+    status : End
     residual : float
         Largest relative residual.
     epochs : float
@@ -61,7 +24,7 @@ class SolveSummary:
         Advice that replaces the usual remedy for the status, if that does not apply.
     """
 
-    status: Status
+    status: End
     residual: float
     epochs: float
     own_remedy: str = ""
@@ -80,7 +43,7 @@ class Solution:
     ----------
     value : Tensor of shape (n, s)
         V, in the operator's precision, or in float64 if the solver accumulates it in float64.
-    status : Status
+    status : End
         The reason why the solve ended.
     residuals : Tensor of shape (s,)
         Relative residual of every column, float64.
@@ -95,7 +58,7 @@ class Solution:
     """
 
     value: Float[Tensor, "n s"]
-    status: Status
+    status: End
     residuals: Float[Tensor, " s"]
     epochs: float
     n_iter: int
@@ -103,7 +66,7 @@ class Solution:
 
     @property
     def converged(self) -> bool:
-        return self.status is Status.CONVERGED
+        return self.status is End.CONVERGED
 
     def summary(self) -> SolveSummary:
         return SolveSummary(self.status, float(self.residuals.max()), float(self.epochs))

@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ._solution import Status
+from ._solution import End
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,7 +40,7 @@ class StoppingRule(ABC):
     """A rule whose answer is None to go on, or the status of the solve if it should end."""
 
     @abstractmethod
-    def check(self, progress: Progress) -> Status | None:
+    def check(self, progress: Progress) -> End | None:
         """The answer at this point; CONVERGED means success, any other status a spent budget."""
 
     def __or__(self, other: StoppingRule) -> AnyOf:
@@ -74,12 +74,12 @@ class RelativeResidual(StoppingRule):
         if self.reduce not in ("max", "mean"):
             raise ValueError(f"reduce must be 'max' or 'mean'; got {self.reduce!r}.")
 
-    def check(self, progress: Progress) -> Status | None:
+    def check(self, progress: Progress) -> End | None:
         columns = self.columns if isinstance(self.columns, slice | int) else list(self.columns)
         chosen = progress.residual_norms[columns].reshape(-1)
         if self.reduce == "mean" and len(chosen) > 0:
             chosen = chosen.mean()
-        return Status.CONVERGED if bool((chosen <= self.tol).all()) else None
+        return End.CONVERGED if bool((chosen <= self.tol).all()) else None
 
 
 @dataclass(frozen=True)
@@ -98,23 +98,23 @@ class _Budget(StoppingRule):
 class MaxEpochs(_Budget):
     """A budget of ``limit`` epochs; the step in which it runs out is finished."""
 
-    def check(self, progress: Progress) -> Status | None:
+    def check(self, progress: Progress) -> End | None:
         # Sums of b / n epochs may fall short of the limit by their rounding.
-        return Status.MAX_EPOCHS if progress.epochs >= self.limit * (1 - 1e-12) else None
+        return End.MAX_EPOCHS if progress.epochs >= self.limit * (1 - 1e-12) else None
 
 
 class MaxIterations(_Budget):
     """A budget of ``limit`` steps."""
 
-    def check(self, progress: Progress) -> Status | None:
-        return Status.MAX_ITER if progress.iteration >= self.limit else None
+    def check(self, progress: Progress) -> End | None:
+        return End.MAX_ITER if progress.iteration >= self.limit else None
 
 
 class MaxSeconds(_Budget):
     """A budget of ``limit`` seconds; the step in which it runs out is finished."""
 
-    def check(self, progress: Progress) -> Status | None:
-        return Status.MAX_SECONDS if progress.seconds >= self.limit else None
+    def check(self, progress: Progress) -> End | None:
+        return End.MAX_SECONDS if progress.seconds >= self.limit else None
 
 
 @dataclass(frozen=True)
@@ -124,7 +124,7 @@ class AnyOf(StoppingRule):
     left: StoppingRule
     right: StoppingRule
 
-    def check(self, progress: Progress) -> Status | None:
+    def check(self, progress: Progress) -> End | None:
         return _prefer_success(self.left.check(progress), self.right.check(progress))
 
 
@@ -135,12 +135,12 @@ class AllOf(StoppingRule):
     left: StoppingRule
     right: StoppingRule
 
-    def check(self, progress: Progress) -> Status | None:
+    def check(self, progress: Progress) -> End | None:
         left, right = self.left.check(progress), self.right.check(progress)
         return None if left is None or right is None else _prefer_success(left, right)
 
 
-def _prefer_success(left: Status | None, right: Status | None) -> Status | None:
-    if Status.CONVERGED in (left, right):
-        return Status.CONVERGED
+def _prefer_success(left: End | None, right: End | None) -> End | None:
+    if End.CONVERGED in (left, right):
+        return End.CONVERGED
     return right if left is None else left

@@ -16,6 +16,7 @@ from sklearn.utils.validation import check_is_fitted
 
 from ..._compat import fit_context
 from ..._devices import precise_device
+from ..._end import End
 from ...core import (
     NOISE_SHARE,
     ExactProcess,
@@ -442,7 +443,7 @@ class DeepKernelRegressorBase(FurtherRows):
             # An exact pass repairs the weights, so that the likelihood is finite, but it is lower
             # than without training. The score alone does not show this: held-out rows also prefer
             # the start if a network overfits.
-            reason = "diverged"
+            reason = End.DIVERGED
         run.ended(reason, n_iter=result.n_steps, planned=True, limit="max_epochs")
 
     def _keep(

@@ -13,6 +13,7 @@ import torch
 from sklearn.cluster import KMeans
 from sklearn.exceptions import ConvergenceWarning
 
+from ..._end import End
 from ...core import Run, StageSettings, fit_hyperparameters, plan_training
 from ...core.data import column_spread, limited
 from ...core.training import Budget, Monitor, TrainingStep
@@ -84,14 +85,14 @@ class TrainedExpert:
     value : float
         Log marginal likelihood of its part.
     n_iter : int
-    stop_reason : str
+    stop_reason : End
     steps : list of TrainingStep
     """
 
     theta: np.ndarray
     value: float
     n_iter: int
-    stop_reason: str
+    stop_reason: End
     steps: list[TrainingStep]
 
 
@@ -113,7 +114,7 @@ def train_expert(
     return TrainedExpert(result.theta, value, result.n_iter, result.stop_reason, monitor.steps)
 
 
-def untrained(table: ExpertTable, theta: np.ndarray, reason: str) -> TrainedExpert:
+def untrained(table: ExpertTable, theta: np.ndarray, reason: End) -> TrainedExpert:
     """The result for an expert that was not trained."""
     return TrainedExpert(theta, likelihood(table, theta), 0, reason, [])
 
@@ -144,7 +145,7 @@ def train_separately(
     trained: list[TrainedExpert] = []
     for k, (table, seed) in enumerate(zip(tables, seeds, strict=True)):
         if not monitor.budget.allows(0.0):
-            monitor.budget.end("max_seconds")
+            monitor.budget.end(End.MAX_SECONDS)
         if monitor.budget.ended is not None:
             trained.append(untrained(table, theta, monitor.budget.ended))
             continue

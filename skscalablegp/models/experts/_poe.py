@@ -13,6 +13,7 @@ import torch
 from sklearn.gaussian_process.kernels import Kernel
 from sklearn.neighbors import NearestNeighbors
 
+from ..._end import End
 from ...core import (
     ExactProcess,
     FitRun,
@@ -282,7 +283,7 @@ class PoERegressor(GPRegressorBase):
             # Training ended before it was computed. With "grbcm", the experts share rows.
             if self.combination != "grbcm":
                 self.log_marginal_likelihood_value_ = value
-            elif run.budget.ended != "interrupted":
+            elif run.budget.ended is not End.INTERRUPTED:
                 with run.stage("likelihood", optional=True):
                     value = self._likelihood(problem, parts, thetas[0])
                     self.log_marginal_likelihood_value_ = value
@@ -375,10 +376,11 @@ class PoERegressor(GPRegressorBase):
             run.random_state,
             self.n_jobs,
         )
-        failed = [k for k, expert in enumerate(experts) if expert.stop_reason == "diverged"]
+        failed = [k for k, expert in enumerate(experts) if expert.stop_reason is End.DIVERGED]
         run.monitor.failures += [f"expert {k + 1}: training diverged" for k in failed]
         ends = {expert.stop_reason for expert in experts}
-        worst = next((r for r in ("diverged", "stagnated", "max_iter") if r in ends), "converged")
+        bad = End.DIVERGED, End.STAGNATED, End.MAX_ITER
+        worst = next((end for end in bad if end in ends), End.CONVERGED)
         result = replace(
             start,
             value=float(sum(expert.value for expert in experts)),

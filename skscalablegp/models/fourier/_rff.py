@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from sklearn.gaussian_process.kernels import Kernel
 
+from ..._end import End
 from ...core import (
     FEW_ROWS,
     LARGEST_FEATURE_SIGNAL,
@@ -239,7 +240,7 @@ class RFFRegressor(GPRegressorBase):
         result = train_planned(problem, gradient, plan.training, run)
         if self.kernel is None and self.optimizer is not None:
             self._check_roughness(problem, run)
-        early = result.stop_reason != "converged"
+        early = result.stop_reason is not End.CONVERGED
         jitter = run.finish("weights", lambda: self._finish(problem, features, result.theta, early))
         run.ended(result.stop_reason, n_iter=result.n_iter, planned=result.planned)
         run.reports(

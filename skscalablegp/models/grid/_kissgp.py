@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from ..._compat import fit_context
+from ..._end import End
 from ...core import (
     ExactProcess,
     FitRun,
@@ -27,7 +28,6 @@ from ...core.posteriors import Posterior
 from ...core.training import Budget, TrainingResult
 from ...kernels import TorchKernel, compile_kernel
 from ...linalg.gradients import ExactEvaluation
-from ...linalg.solvers import Status
 from ._grid import Grid, make_grid
 from ._grid_kernel import GridKernel
 from ._interactions import check_interactions
@@ -552,7 +552,7 @@ class KISSGPRegressor(GPRegressorBase):
         self._unfinished = None
         posterior = self._build_posterior(probes, budget)
         solve = posterior.evaluation.solve
-        if solve is not None and solve.status is Status.MAX_SECONDS:
+        if solve is not None and solve.status is End.MAX_SECONDS:
             # A copy of the model could not end a solve at the same step.
             self._unfinished = posterior.evaluation.weights.cpu().numpy()
         self._remember(posterior)
@@ -624,7 +624,7 @@ class KISSGPRegressor(GPRegressorBase):
             return self._fit(X, y, noise_variance, sample_weight, stream=True)
         with FitRun(self) as run:
             more = self._read_more(X, y, noise_variance, sample_weight, run)
-            run.ended("converged", n_iter=1, because="rows were added; the kernel is unchanged")
+            run.ended(End.CONVERGED, n_iter=1, because="rows were added; the kernel is unchanged")
             if self._exact is not None:
                 self._append(more)
                 self._join_exactly(run, "fit all rows anew, with structure='product' or 'additive'")

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from ..._end import End
 from ...core import FitRun, data_scaled_kernel, first_layer_factors, first_layer_rows
 from ...core.data import column_moments, standardised_limits
 from ...core.posteriors import Affine
@@ -209,7 +210,7 @@ class NetworkTraining:
                 keep_best=False,
             )
             done += result.n_steps
-            if result.stop_reason == "diverged":
+            if result.stop_reason is End.DIVERGED:
                 run.warn(
                     "training of the network diverged, and its best weights are kept: scale "
                     "the columns, or use a smaller network."
@@ -264,7 +265,7 @@ class _Stepper(Stepper):
     def step(self) -> None:
         value = self._training.loss(self._phase, self._training.draw())
         if not torch.isfinite(value):
-            raise StopTraining("diverged")
+            raise StopTraining(End.DIVERGED)
         self._optimizer.zero_grad()
         value.backward()
         self._optimizer.step()

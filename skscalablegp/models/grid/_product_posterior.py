@@ -11,9 +11,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from ..._end import End
 from ...core.posteriors import LowRank, LowRankForm, Moments, report_unfinished
 from ...kernels import NotExportable
-from ...linalg.solvers import Status, cholesky_with_jitter, lanczos
+from ...linalg.solvers import cholesky_with_jitter, lanczos
 from ._module import Outside
 from ._posterior import _CUT_SHARE, GridPosterior
 from ._products import PREDICTED, GridOperator, ProductEvaluation
@@ -129,7 +130,7 @@ class ProductPosterior(GridPosterior):
     def _solved(self, B: Float[Tensor, "m s"]) -> tuple[Float[Tensor, "m s"], bool]:
         """(I + G K)^-1 B, and whether the solve reached its tolerance."""
         solution, summary = self.evaluation.operator.inverse(B, PREDICTED)
-        converged = summary.status is Status.CONVERGED
+        converged = summary.status is End.CONVERGED
         if not converged:
             report_unfinished(summary)
         return solution, converged

@@ -10,6 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Generator, Tensor
 
+from ..._end import End
 from ...core.training import Budget
 from ...linalg.blocks import look_up, watched
 from ...linalg.gradients import GradientEstimate, GradientEstimator
@@ -21,7 +22,6 @@ from ...linalg.solvers import (
     MaxSeconds,
     RelativeResidual,
     SolveSummary,
-    Status,
     lanczos,
     radau,
     solve,
@@ -125,8 +125,8 @@ class GridOperator(SelfAdjointOperator):
         solution = solve(self, B, CG(residual_refresh=None), stopping=stopping)
         residual, status = float(solution.residuals.max()), solution.status
         if residual <= _TOL:
-            status = Status.CONVERGED
-        remedy = "" if status in (Status.CONVERGED, Status.MAX_SECONDS) else _REMEDY
+            status = End.CONVERGED
+        remedy = "" if status in (End.CONVERGED, End.MAX_SECONDS) else _REMEDY
         return solution.value, SolveSummary(status, residual, solution.n_iter, remedy)
 
     def log_det(self, probes: Float[Tensor, "m s"]) -> tuple[float, float]:
@@ -255,7 +255,7 @@ def evaluate_products(
     else:
         solution, solve = (
             torch.from_numpy(weights).to(b),
-            SolveSummary(Status.MAX_SECONDS, math.nan, 0.0),
+            SolveSummary(End.MAX_SECONDS, math.nan, 0.0),
         )
     mean, t = operator.dual(solution), b.shape[1]
     value = error = float("nan")

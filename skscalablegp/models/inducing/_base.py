@@ -13,6 +13,7 @@ from sklearn.gaussian_process.kernels import Kernel
 from sklearn.utils.validation import check_is_fitted
 
 from ..._devices import precise_device
+from ..._end import End
 from ..._validation import check_points, validated
 from ...core import (
     FEW_ROWS,
@@ -230,7 +231,7 @@ class SparseMixin:
 
     def _maximised(
         self, training: SparseTraining, run: FitRun
-    ) -> tuple[SparseTraining, torch.Tensor, int, str]:
+    ) -> tuple[SparseTraining, torch.Tensor, int, End]:
         """The maximum of the exact likelihood, where all rows are inducing points.
 
         Also returns the training with the kernel whose bounds hold there, the number of
@@ -262,22 +263,22 @@ class SparseMixin:
 
         return preview
 
-    def _start(self, training: SparseTraining, run: FitRun) -> tuple[torch.Tensor, int, str]:
+    def _start(self, training: SparseTraining, run: FitRun) -> tuple[torch.Tensor, int, End]:
         """The starting theta, the number of evaluations and the reason for their end."""
         model, n = training.model, len(training.rows)
         kernel = model.kernel
         deep = model.network is not None or n < self._fewest_start
         if self.optimizer is None or kernel.n_params == 0 or deep:
-            return kernel.theta0, 0, "converged"
+            return kernel.theta0, 0, End.CONVERGED
         size = rows_for(kernel.n_features, START_ROWS)
         rows = training.rows.start_part(size, run)
         X, Y, *_ = rows
         if self.kernel is not None:
             if not (model.likelihood.conjugate and model.likelihood.additive):
-                return kernel.theta0, 0, "converged"
+                return kernel.theta0, 0, End.CONVERGED
             some = training.rows.problem(kernel, rows)
             start = compared_start(some, StageSettings(self.optimizer, self.max_iter), run)
-            return torch.as_tensor(start.theta), 0, "converged"
+            return torch.as_tensor(start.theta), 0, End.CONVERGED
         steps = min(training.plan.settings.max_iter, START_STEPS)
         starts = self._start_problems(model, X, Y, training.constant)
         best, n_iter, ask = None, 0, asked_once()

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Generator, Tensor
 
+from ..._end import End
 from ...core import FitRun, candidates, select_inducing
 from ...core.data import column_spread
 from ...core.likelihoods import without_own_target
@@ -148,7 +149,7 @@ def begin(
     return rows.stepper(model, *made)
 
 
-def train_batches(stepper: SparseStepper, run: FitRun) -> tuple[int, str]:
+def train_batches(stepper: SparseStepper, run: FitRun) -> tuple[int, End]:
     """Train on batches; the number of steps, and the reason for their end."""
     settings = stepper.settings
     run.monitor.begin("full", _CHECKS + 2, stepper.objective_name)
@@ -208,7 +209,7 @@ def absorb(
     run: FitRun,
     generator: Generator,
     max_iter: int,
-) -> tuple[WhitenedBelief, int, str]:
+) -> tuple[WhitenedBelief, int, End]:
     """The belief after further rows, the number of passes over them and the reason for their end.
 
     The current belief is the prior. A Gaussian likelihood needs one pass. Bui, Nguyen and Turner
@@ -216,10 +217,10 @@ def absorb(
     """
     prior = belief = NaturalBelief.of(fit.belief)
     passes = 1 if model.likelihood.conjugate else max_iter
-    done, reason, white = 0, "max_iter", Whitening.at(model.kernel, fit.theta, fit.Z)
+    done, reason, white = 0, End.MAX_ITER, Whitening.at(model.kernel, fit.theta, fit.Z)
     run.monitor.begin("new rows", passes, "lower bound per row")
-    with run.budget.may_end(lambda reason: done or reason != "interrupted") as ending:
-        while done < passes and reason == "max_iter":
+    with run.budget.may_end(lambda reason: done or reason is not End.INTERRUPTED) as ending:
+        while done < passes and reason is End.MAX_ITER:
             whitened = belief.whitened()
             value, total = -whitened.divergence_from(prior), None
             with torch.no_grad():
@@ -245,7 +246,7 @@ def absorb(
             if model.likelihood.conjugate or moved < _ABSORBED * max(
                 1.0, float(whitened.mean.abs().max())
             ):
-                reason = "converged"
+                reason = End.CONVERGED
             run.preview = partial(_show, belief)
             run.monitor.record_score(fit.theta.cpu().numpy(), value / len(rows), done)
     return belief.whitened(), done, ending.reason or reason

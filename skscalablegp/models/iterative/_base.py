@@ -13,6 +13,7 @@ from jaxtyping import Int
 from scipy.optimize import minimize_scalar
 from sklearn.gaussian_process.kernels import Kernel
 
+from ..._end import End
 from ...core import (
     Choice,
     FactorBudget,
@@ -169,12 +170,12 @@ class SolvedGPRegressor(GPRegressorBase):
     def _report(self, result: TrainingResult, final: FinalSolve | None, run: FitRun) -> None:
         """Report how training and the final solve ended."""
         if final is not None and final.interrupted:
-            run.budget.end("interrupted")
+            run.budget.end(End.INTERRUPTED)
             run.reports(residuals=final.solution.residuals.cpu().numpy())
         elif final is not None:
             run.solved(final.solution)
-        if result.n_iter or result.stop_reason != "converged":
-            limit = "training_max_epochs" if result.stop_reason == "max_epochs" else "max_iter"
+        if result.n_iter or result.stop_reason is not End.CONVERGED:
+            limit = "training_max_epochs" if result.stop_reason is End.MAX_EPOCHS else "max_iter"
             run.ended(result.stop_reason, n_iter=result.n_iter, planned=result.planned, limit=limit)
 
     # ------------------------------------------------------------------ after training

@@ -8,10 +8,11 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from ..._end import End
 from ...core.data import random_rows
 from ...linalg.operators import ChosenRows, KernelOperator, column_norms
 from ...linalg.parallel import map_in_order
-from ...linalg.solvers import Progress, SolverState, Status, StoppingRule, cholesky_with_jitter
+from ...linalg.solvers import Progress, SolverState, StoppingRule, cholesky_with_jitter
 
 # Steps in which the mean squared error has to fall by more than this share of it. On 24,000 drawn
 # rows the NLPD of new rows changes by at most 0.002 from the sixth step on
@@ -95,10 +96,10 @@ class HeldOutErrors(StoppingRule):
         squares = self.errors(state.x / norms, state.R / norms).square() * self._precision
         self.scores.append(float(squares.mean(0).clamp_min(1e-300).log().mean()))
 
-    def check(self, progress: Progress) -> Status | None:
+    def check(self, progress: Progress) -> End | None:
         recent, before = self.scores[-_STEPS:], self.scores[:-_STEPS]
         ended = bool(before) and min(recent) > min(before) - _SHARE
-        return Status.CONVERGED if ended else None
+        return End.CONVERGED if ended else None
 
 
 def _neighbours(

@@ -11,6 +11,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Generator, Tensor
 
+from ..._end import End
 from ...core.training import Budget
 from ...linalg.gradients import GPProblem, GradientState, exact_marginal_likelihood
 from ...linalg.operators import KernelOperator, LinearOperator
@@ -22,7 +23,6 @@ from ...linalg.solvers import (
     Solution,
     Solver,
     SolverState,
-    Status,
     WithLogDet,
     preconditioner_for,
     solve,
@@ -148,7 +148,7 @@ def final_solve(
             log_det = log_det or _log_det(operator, preconditioner, generator)
             R = problem.Y - operator.matmul(weights) if left is None else left
             value, error = _estimate_likelihood(problem, theta, weights, R, preconditioner, log_det)
-    interrupted = interrupted or ending.reason == "interrupted"
+    interrupted = interrupted or ending.reason is End.INTERRUPTED
     early = left is not None
     return FinalSolve(solution, weights, samples, value, error, interrupted, left, early)
 
@@ -232,7 +232,7 @@ def _interruptible(
     # The solver rescales columns of an extreme size.
     units = torch.where(state.b_norms > 0, B.double().norm(dim=0).cpu() / state.b_norms, 1.0)
     value, residuals = state.x * units.to(state.x), state.residual_norms
-    return Solution(value, Status.MAX_ITER, residuals, operator.epochs, state.iteration), True
+    return Solution(value, End.MAX_ITER, residuals, operator.epochs, state.iteration), True
 
 
 def _with_log_det(

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from ..._compat import fit_context
+from ..._end import End
 from ...core import (
     Choice,
     ExactProcess,
@@ -659,7 +660,7 @@ class NNGPRegressor(GPRegressorBase):
                 # A mean over the same rows, times the number of rows.
                 self.log_marginal_likelihood_value_ *= n / old
             run.reports(summary=f"a row is predicted from {self.n_neighbors_} of {n:,} rows")
-            run.ended("converged", n_iter=1, because="rows were added; the kernel is unchanged")
+            run.ended(End.CONVERGED, n_iter=1, because="rows were added; the kernel is unchanged")
         return self
 
     def _wide_suits(self, n: int) -> bool:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from ..._end import End
 from ..._validation import check_points
 from ...core import FitRun, OwnRows, SharedSource
 from ...core.data import RowSource, Scaling, column_moments, weighted_moments
@@ -80,7 +81,7 @@ class _Origin:
     functions: Functions | None = None
     seed: int = 0
     n_iter: int = 0
-    reason: str = "converged"
+    reason: End = End.CONVERGED
 
 
 class QSGPMixin:
@@ -185,7 +186,7 @@ class QSGPMixin:
 
             def late() -> bool:
                 spent = run.budget.seconds - begun
-                hasty = run.budget.ended == "interrupted" and spent > _INTERRUPTED_SECONDS
+                hasty = run.budget.ended is End.INTERRUPTED and spent > _INTERRUPTED_SECONDS
                 return run.budget.left == 0 or hasty
 
             return exact_process(start.kernel, likelihood, start.rows, _PROCESS_STEPS, late)

@@ -11,6 +11,7 @@ import torch
 from jaxtyping import Float64
 from torch import Tensor
 
+from ..._end import End
 from ...core import SharedSource
 from ...core.data import RowSource, RowWork
 from ...core.likelihoods import Likelihood
@@ -391,7 +392,7 @@ def train_by_full_batches(
     """Train by full batches; after a stop or an interrupt the model of the last step remains."""
     # A model may not be the prior of rows that it was already fitted to.
     run, past = fit.run, fit.past if fit.n_seen > 0 else None
-    batch, model, n_iter, reason = None, None, 0, "converged"
+    batch, model, n_iter, reason = None, None, 0, End.CONVERGED
     with run.stage("basis", optional=True), watched(run.budget.check):
         batch = full_batch(functions, functions.n_components, noise, fit.source, past)
     if batch is None:
@@ -406,5 +407,5 @@ def train_by_full_batches(
             bound = model.lower_bound - (past.lower_bound if past else 0.0)
             run.monitor.record_score(theta, bound / (batch.n_rows * fit.t), float(n_iter))
         if n_iter == max_iter and not noise.gaussian:
-            reason = "max_iter"
+            reason = End.MAX_ITER
     return Trained(model, ending.reason or reason, n_iter)

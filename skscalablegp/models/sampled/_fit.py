@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..._end import End
 from ...core import FitRun, SharedSource
 from ...core.data import RowSource, whole_groups, with_equal_inputs
 from ...core.training import StepsResult, train_steps
@@ -38,14 +39,14 @@ class Trained(NamedTuple):
     ----------
     model : ExactModel, SampledModel or None
         None if training ended before its first step.
-    reason : str
+    reason : End
         Why training ended.
     n_iter : int
         Number of steps.
     """
 
     model: Any
-    reason: str
+    reason: End
     n_iter: int
 
 

@@ -11,6 +11,7 @@ import torch
 from sklearn.gaussian_process.kernels import WhiteKernel
 
 from ..._compat import fit_context
+from ..._end import End
 from ..._validation import check_sample_weight
 from ...core import (
     SMALL_TABLE,
@@ -302,7 +303,7 @@ class QSRVMRegressor(MinibatchGPRegressorBase):
             # The cost of the weights is cubic in their number, so that a short time allows fewer.
             most = plan.most
             if run.stopped:
-                interrupted = run.budget.ended == "interrupted"
+                interrupted = run.budget.ended is End.INTERRUPTED
                 most = min(most, _MOST_INTERRUPTED if interrupted else _MOST_IN_HASTE)
             dictionary = rounds.dictionary.most_relevant(most)
             stepper, result = self._updated(dictionary, source, run)

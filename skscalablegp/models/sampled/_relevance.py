@@ -10,6 +10,7 @@ import torch
 from jaxtyping import Float64, Int64
 from torch import Tensor
 
+from ..._end import End
 from ...core import SharedSource
 from ...core.data import RowSource
 from ...core.posteriors import FeatureWeights
@@ -151,9 +152,9 @@ class Dictionary:
                 yield phi, Y, counts
                 n += len(Y)
                 if n < len(source) and budget.left == 0:
-                    budget.end("max_seconds")
+                    budget.end(End.MAX_SECONDS)
                     return
-                if budget.ended == "interrupted":
+                if budget.ended is End.INTERRUPTED:
                     return
 
         return Moments.of(blocks(), self.unit)

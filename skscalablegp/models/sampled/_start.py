@@ -20,6 +20,7 @@ from sklearn.gaussian_process.kernels import (
 )
 from torch import Tensor
 
+from ..._end import End
 from ...core import (
     SMALL_TABLE,
     FitRun,
@@ -124,7 +125,7 @@ class Start:
     rows : Rows
     n_iter : int
         Number of steps of the exact fit.
-    reason : str
+    reason : End
         Why the exact fit ended.
     """
 
@@ -132,7 +133,7 @@ class Start:
     index: np.ndarray
     rows: Rows
     n_iter: int = 0
-    reason: str = "converged"
+    reason: End = End.CONVERGED
 
 
 def exact_start_of(

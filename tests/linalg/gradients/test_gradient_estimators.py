@@ -40,7 +40,7 @@ from skscalablegp.linalg.gradients import (
 from skscalablegp.linalg.operators import Workspace
 from skscalablegp.linalg.solvers import Progress
 from skscalablegp.preconditioners import PivotedCholesky
-from skscalablegp.solvers import CG, Cholesky, Status
+from skscalablegp.solvers import CG, Cholesky, End
 from skscalablegp.truncation import FixedTruncation
 
 N, D = 40, 2
@@ -264,7 +264,7 @@ def test_targets_and_probes_reach_the_tolerance(tol, t):
     ours = problem(t=t, n=100)
     estimator = PathwiseGradient(CG(), n_probes=6, solver_tol=tol, solver_max_epochs=5000)
     estimate, state = estimator.estimate(ours, ours.kernel.theta0, GradientState(generator()))
-    assert estimate.solution.status is Status.CONVERGED
+    assert estimate.solution.status is End.CONVERGED
     B = right_hand_sides(ours, estimator, ours.kernel.theta0, state)
     residuals = B - dense(ours)[0] @ state.previous
     relative = residuals.norm(dim=0) / B.norm(dim=0)
@@ -278,17 +278,17 @@ def test_the_rule_looks_at_every_target_and_at_the_mean_of_the_probes():
     def status(*residuals, epochs=0.0):
         return rule.check(Progress(torch.tensor(residuals, dtype=torch.float64), epochs=epochs))
 
-    assert status(0.05, 0.1, 0.05, 0.05, 0.15) is Status.CONVERGED
+    assert status(0.05, 0.1, 0.05, 0.05, 0.15) is End.CONVERGED
     assert status(0.05, 0.11, 0.0, 0.0, 0.0) is None
     assert status(0.05, 0.05, 0.0, 0.0, 0.31) is None
-    assert status(1.0, 1.0, 1.0, 1.0, 1.0, epochs=50) is Status.MAX_EPOCHS
+    assert status(1.0, 1.0, 1.0, 1.0, 1.0, epochs=50) is End.MAX_EPOCHS
 
 
 def test_a_spent_budget_is_reported_and_the_gradient_still_there():
     ours = problem()
     estimator = StandardGradient(CG(), n_probes=4, solver_tol=1e-10, solver_max_epochs=3)
     estimate, _ = estimator.estimate(ours, ours.kernel.theta0, GradientState(generator()))
-    assert estimate.solution.status is Status.MAX_EPOCHS
+    assert estimate.solution.status is End.MAX_EPOCHS
     assert estimate.grad.isfinite().all() and estimate.value is None
     assert 3 <= estimate.solution.epochs < 5
 

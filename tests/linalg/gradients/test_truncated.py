@@ -11,7 +11,7 @@ from skscalablegp.kernels import compile_kernel
 from skscalablegp.linalg.gradients import GPProblem
 from skscalablegp.linalg.truncation import WeightedColumns, roulette_cg, roulette_weights
 from skscalablegp.preconditioners import PivotedCholesky
-from skscalablegp.solvers import Status
+from skscalablegp.solvers import End
 from skscalablegp.truncation import ExponentialTruncation, FixedTruncation, ReciprocalTruncation
 
 N, N_DRAWS = 30, 10_000
@@ -99,7 +99,7 @@ def test_the_estimator_itself(probes, t):
         grads.append(estimate.grad)
     for values, expected in zip(torch.stack(grads).T, exact(ours).grad, strict=True):
         assert abs(z_score(values, float(expected))) < 4
-    assert estimate.value is None and estimate.solution.status is Status.CONVERGED
+    assert estimate.value is None and estimate.solution.status is End.CONVERGED
     assert 0 <= state.extra["orthogonality_loss"] < 0.1
 
 

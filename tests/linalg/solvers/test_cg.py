@@ -10,10 +10,10 @@ from skscalablegp.preconditioners import PivotedCholesky
 from skscalablegp.solvers import (
     CG,
     BlockCG,
+    End,
     MaxEpochs,
     MaxIterations,
     RelativeResidual,
-    Status,
     solve,
 )
 
@@ -140,7 +140,7 @@ def test_a_stagnated_solve_is_no_worse_than_its_start(solver):
             (problem.B - operator.matmul(x)).norm(dim=0) / problem.B.norm(dim=0)
             for x in (solution.value, first)
         )
-        assert solution.status is Status.STAGNATED and solution.epochs < 300
+        assert solution.status is End.STAGNATED and solution.epochs < 300
         assert (reached <= 1.01 * began).all()
         torch.testing.assert_close(solution.residuals, reached)
         assert x0 is not None or float(reached.max()) < 1e-3
@@ -154,7 +154,7 @@ def test_a_residual_that_never_falls_is_noticed(solver):
     B = normal(20, 3)
     stopping = RelativeResidual(1e-6) | MaxEpochs(4000)
     solution = solve(DenseOperator(H), B, solver, stopping=stopping)
-    assert solution.status is Status.STAGNATED
+    assert solution.status is End.STAGNATED
     assert 250 <= solution.n_iter < 300
     assert not solution.value.any() and (solution.residuals == 1).all()
     # A sequence of plain increments is another matter: it has no such check.
@@ -187,7 +187,7 @@ def test_float32_that_cannot_reach_the_tolerance_says_so():
         CG(PivotedCholesky(50)),
         stopping=RelativeResidual(1e-7) | MaxEpochs(3000),
     )
-    assert solution.status is Status.STAGNATED
+    assert solution.status is End.STAGNATED
     assert "float64" in solution.status.remedy
     assert solution.stats["residuals_exact"]
     assert float(problem.relative_residuals(solution.value).max()) < 0.1
@@ -237,7 +237,7 @@ def test_one_bad_column_does_not_spoil_the_others():
     assert solution.value.isfinite().all()
     assert solution.residuals[1] == 1
     every = solve(DenseOperator(H), B, CG(), stopping=RelativeResidual(1e-8) | MaxEpochs(500))
-    assert every.status is Status.BREAKDOWN
+    assert every.status is End.BREAKDOWN
 
 
 def test_a_right_hand_side_that_is_not_finite_is_a_breakdown():
@@ -245,7 +245,7 @@ def test_a_right_hand_side_that_is_not_finite_is_a_breakdown():
     B = problem.B.clone()
     B[0, 0] = float("nan")
     solution = solve(problem.operator(), B, CG(), stopping=RelativeResidual(1e-6))
-    assert solution.status is Status.BREAKDOWN
+    assert solution.status is End.BREAKDOWN
     x0 = problem.B.clone()
     x0[0, 0] = float("inf")
     repaired = solve(problem.operator(), problem.B, CG(), stopping=RelativeResidual(1e-6), x0=x0)
@@ -255,7 +255,7 @@ def test_a_right_hand_side_that_is_not_finite_is_a_breakdown():
 def test_budget_without_a_goal_stops_once_nothing_moves():
     problem = spectrum_problem(1e1, n=5)
     solution = solve(problem.operator(), problem.B, CG(), stopping=MaxIterations(10_000))
-    assert solution.status is not Status.MAX_ITER and solution.n_iter < 200
+    assert solution.status is not End.MAX_ITER and solution.n_iter < 200
     assert problem.relative_residuals(solution.value).max() < 1e-14
 
 

@@ -5,7 +5,7 @@ import torch
 from oracles import Problem, kernel_problem, spectrum_problem
 
 from skscalablegp.linalg.solvers import cholesky_with_jitter
-from skscalablegp.solvers import Cholesky, MaxEpochs, RelativeResidual, Status, solve
+from skscalablegp.solvers import Cholesky, End, MaxEpochs, RelativeResidual, solve
 
 
 def test_no_jitter_where_none_is_needed():
@@ -80,7 +80,7 @@ def test_refinement_removes_what_jitter_did():
     solution = solve(
         shifted.operator(), problem.B, Cholesky(), stopping=RelativeResidual(1e-8) | MaxEpochs(60)
     )
-    assert solution.status is Status.BREAKDOWN
+    assert solution.status is End.BREAKDOWN
     float32 = solve(
         problem.operator(torch.float32), problem.B, Cholesky(), stopping=RelativeResidual(1e-5)
     )
@@ -91,7 +91,7 @@ def test_indefinite_is_a_breakdown_with_a_reason():
     problem = spectrum_problem(1e2)
     negative = Problem("negative", -problem.H, problem.noise, problem.B)
     solution = solve(negative.operator(), problem.B, Cholesky(), stopping=RelativeResidual(1e-2))
-    assert solution.status is Status.BREAKDOWN
+    assert solution.status is End.BREAKDOWN
     assert "noise" in solution.status.remedy and "jitter" in solution.stats["error"]
 
 

@@ -8,7 +8,7 @@ from sklearn.gaussian_process.kernels import RBF, Matern, WhiteKernel
 
 from skscalablegp.kernels import compile_kernel
 from skscalablegp.linalg.operators import KernelOperator
-from skscalablegp.linalg.solvers import Status
+from skscalablegp.linalg.solvers import End
 from skscalablegp.solvers import CG, BlockCG, MaxIterations, RelativeResidual, solve
 
 
@@ -70,7 +70,7 @@ def check(product, seeds):
     """Every solve converges, and has reached its target."""
     for seed in seeds:
         ratio, solution = residuals_in_targets(seed, product)
-        assert solution.status is Status.CONVERGED and ratio <= 2, (seed, ratio, solution.status)
+        assert solution.status is End.CONVERGED and ratio <= 2, (seed, ratio, solution.status)
 
 
 @pytest.mark.slow
@@ -88,7 +88,7 @@ def test_targets_are_reached_in_a_thousand_problems(product):
 def test_products_that_are_too_rough_become_precise():
     """The matrix is off by most of its smallest eigenvalue; steps with it get no further."""
     ratio, solution = residuals_in_targets(43, tf32)
-    assert solution.status is Status.CONVERGED and ratio <= 2
+    assert solution.status is End.CONVERGED and ratio <= 2
     assert solution.stats["n_sharpened"] == 1
     assert residuals_in_targets(43, tf32, BlockCG)[0] <= 2
     kernel, X, _, _ = problem(43)

@@ -15,10 +15,10 @@ from skscalablegp.solvers import (
     SDD,
     SGD,
     BlockCG,
+    End,
     MaxEpochs,
     MaxIterations,
     RelativeResidual,
-    Status,
     solve,
 )
 
@@ -114,7 +114,7 @@ def test_what_rows_cannot_reach_is_noticed(solver, dtype):
     problem = Problem("inconsistent", H, torch.full((32,), 1e-3, dtype=torch.float64), B)
     stopping = RelativeResidual(1e-2) | MaxEpochs(3000)
     solution = solve(problem.operator(dtype), B, solver, stopping=stopping)
-    assert solution.status is Status.STAGNATED
+    assert solution.status is End.STAGNATED
     assert 200 < solution.epochs < 600
     assert (solution.residuals < 0.5).all()
 
@@ -253,7 +253,7 @@ def test_dependent_right_hand_sides_do_no_harm():
     B = torch.cat([problem.B, problem.B, problem.B[:, :1] * 1e-8, problem.B * 0], 1)
     stopping = RelativeResidual(1e-9) | MaxEpochs(500)
     solution = solve(problem.operator(), B, BlockCG(), stopping=stopping)
-    assert solution.status is Status.CONVERGED
+    assert solution.status is End.CONVERGED
     assert torch.allclose(solution.value[:, :5], solution.value[:, 5:10], rtol=1e-6, atol=1e-7)
 
 

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from skscalablegp.linalg.solvers import Progress
-from skscalablegp.solvers import MaxEpochs, MaxIterations, MaxSeconds, RelativeResidual, Status
+from skscalablegp.solvers import End, MaxEpochs, MaxIterations, MaxSeconds, RelativeResidual
 
 LEAVES = st.tuples(
     st.sampled_from(["max", "mean", "epochs", "iterations", "seconds"]), st.integers(0, 4)
@@ -56,7 +56,7 @@ def rules_and_progress(n_rules):
 def verdict(rule, progress):
     """Whether it stops, and whether that is a success."""
     status = rule.check(progress)
-    return status is not None, status is Status.CONVERGED
+    return status is not None, status is End.CONVERGED
 
 
 @rules_and_progress(2)
@@ -99,14 +99,14 @@ def test_more_progress_never_unstops(rule, progress):
 
 def test_columns_and_reductions():
     progress = Progress(torch.tensor([0.005, 0.001, 0.015], dtype=torch.float64))
-    assert RelativeResidual(0.01, 0).check(progress) is Status.CONVERGED
+    assert RelativeResidual(0.01, 0).check(progress) is End.CONVERGED
     assert RelativeResidual(0.01, slice(1, None)).check(progress) is None
-    assert RelativeResidual(0.01, slice(1, None), "mean").check(progress) is Status.CONVERGED
-    assert RelativeResidual(0.01, (0, 1)).check(progress) is Status.CONVERGED
+    assert RelativeResidual(0.01, slice(1, None), "mean").check(progress) is End.CONVERGED
+    assert RelativeResidual(0.01, (0, 1)).check(progress) is End.CONVERGED
     assert RelativeResidual(0.01).check(progress) is None
-    assert RelativeResidual(0.01, slice(3, None), "mean").check(progress) is Status.CONVERGED
+    assert RelativeResidual(0.01, slice(3, None), "mean").check(progress) is End.CONVERGED
     both = RelativeResidual(0.01, 0) & RelativeResidual(0.01, slice(1, None), "mean")
-    assert (both | MaxEpochs(10)).check(progress) is Status.CONVERGED
+    assert (both | MaxEpochs(10)).check(progress) is End.CONVERGED
 
 
 def test_what_is_not_a_number_never_converges():
@@ -138,4 +138,4 @@ def test_rules_are_values():
 
 
 def test_every_failure_has_a_remedy():
-    assert all(bool(status.remedy) == (status is not Status.CONVERGED) for status in Status)
+    assert all(bool(status.remedy) == (status is not End.CONVERGED) for status in End)

@@ -25,6 +25,7 @@ from skscalablegp.core.training import Budget
 from skscalablegp.models.experts import COMBINATIONS
 from skscalablegp.models.experts._parts import global_first, kmeans_parts, random_parts
 from skscalablegp.models.experts._plan import plan_experts
+from skscalablegp.solvers import End
 from skscalablegp.training import Adam
 
 KERNEL = ConstantKernel(1.5) * Matern([0.8, 1.2], nu=1.5) + WhiteKernel(0.05)
@@ -473,7 +474,7 @@ def test_an_interrupt_ends_the_training_of_separate_experts(at, stand_in):
         expert = train_expert(table, theta, settings, budget, *rest)
         if len(seen) < 2:
             return expert
-        return replace(expert, stop_reason=budget.end("interrupted"))
+        return replace(expert, stop_reason=budget.end(End.INTERRUPTED))
 
     train_expert = stand_in("train_expert", trained)
     model = poe(share_hyperparameters=False, combination="gpoe", callbacks=press)
@@ -522,7 +523,7 @@ def test_experts_in_workers_do_not_share_their_time(stand_in):
     def trained(table, theta, settings, budget, *rest):
         seen.append((budget.limit, budget.ended, budget.seconds < 1.0))
         if len(seen) == 1:
-            budget.end("max_seconds")
+            budget.end(End.MAX_SECONDS)
             time.sleep(1.1)
         return train_expert(table, theta, settings, Budget(), *rest)
 

@@ -36,6 +36,7 @@ from skscalablegp.models.fourier import (
     single_sample_terms,
 )
 from skscalablegp.models.fourier._plan import plan_features, plan_series
+from skscalablegp.solvers import End
 from skscalablegp.training import LBFGS, Adam
 from skscalablegp.truncation import ExponentialTruncation, FixedTruncation, ReciprocalTruncation
 
@@ -508,7 +509,7 @@ def test_time_is_looked_at_between_the_terms_of_a_step():
     def spent():
         evaluated.append(1)
         if len(evaluated) == 2:
-            raise StopTraining("max_seconds")
+            raise StopTraining(End.MAX_SECONDS)
 
     levels = FeatureLevels.of(len(ours.X), 6, 4, ReciprocalTruncation())
     with pytest.raises(StopTraining), watched(spent):

@@ -16,6 +16,7 @@ from skscalablegp.linalg.gradients import GPProblem, Repeats
 from skscalablegp.models.fourier._collapsed import FeatureSums, all_rows
 from skscalablegp.models.fourier._noise import NoiseSpectrum, starting_noise, suited_noise
 from skscalablegp.priors import LogNormal
+from skscalablegp.solvers import End
 from skscalablegp.training import Adam, QuasiNewton
 
 C, W = ConstantKernel, WhiteKernel
@@ -207,7 +208,7 @@ def test_noise_suits_wherever_training_ends(end, t):
 @pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
 def test_noise_suits_without_a_step(stand_in):
     def too_late(*args):
-        raise StopTraining("max_seconds")
+        raise StopTraining(End.MAX_SECONDS)
 
     stand_in("starting_noise", too_late)
     X, y = table()

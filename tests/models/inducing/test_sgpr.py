@@ -10,6 +10,7 @@ from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import ConstantKernel, Matern, WhiteKernel
 
 from skscalablegp import IterativeGPRegressor, SGPRRegressor
+from skscalablegp.solvers import End
 
 KERNEL = ConstantKernel(1.5) * Matern([0.8, 1.5], nu=1.5) + WhiteKernel(0.05)
 
@@ -82,7 +83,7 @@ def test_restarts_that_fail_are_reported(stand_in):
         if len(calls) == 2:
             raise torch.linalg.LinAlgError
         result = train(*args, **kwargs)
-        return result if len(calls) == 1 else replace(result, stop_reason="diverged", value=-1e9)
+        return result if len(calls) == 1 else replace(result, stop_reason=End.DIVERGED, value=-1e9)
 
     train = stand_in("train", failing, at="inducing")
     several = SGPRRegressor(KERNEL, n_restarts_optimizer=2, **settings).fit(X, y)

@@ -13,7 +13,7 @@ from sklearn.gaussian_process.kernels import RBF, Matern, WhiteKernel
 from skscalablegp import IterativeGPRegressor, to_torch
 from skscalablegp.kernels import compile_kernel
 from skscalablegp.linalg.gradients import GPProblem, Repeats
-from skscalablegp.linalg.solvers import Progress, Status, solve
+from skscalablegp.linalg.solvers import End, Progress, solve
 from skscalablegp.models.iterative._early_end import HeldOutErrors
 from skscalablegp.models.iterative._final_solve import _estimate_likelihood, _log_det
 from skscalablegp.preconditioners import PIC
@@ -82,7 +82,7 @@ def test_a_solve_ends_when_four_steps_reduce_nothing():
     assert rule.check(Progress(torch.ones(2))) is None
     settings = dict(stopping=rule | MaxIterations(300), callback=rule.watch)
     solution = solve(part.operator(problem.kernel.theta0), part.Y, BlockCG(), **settings)
-    assert solution.status is Status.CONVERGED and len(rule.scores) < 100
+    assert solution.status is End.CONVERGED and len(rule.scores) < 100
     assert float(solution.residuals.max()) > 1e-3
     best = math.log(0.995)
     assert min(rule.scores[-4:]) > min(rule.scores[:-4]) + best

@@ -12,7 +12,7 @@ from sklearn.gaussian_process.kernels import Matern, WhiteKernel
 from skscalablegp import IterativeGPRegressor, to_torch
 from skscalablegp.kernels import compile_kernel
 from skscalablegp.linalg.gradients import GPProblem, Repeats
-from skscalablegp.linalg.solvers import Solution, Status
+from skscalablegp.linalg.solvers import End, Solution
 from skscalablegp.models.iterative import IterativePosterior
 from skscalablegp.models.iterative._base import LeftOut
 from skscalablegp.models.iterative._final_solve import FinalSolve, solve_without
@@ -33,7 +33,7 @@ def test_a_solve_without_some_rows_by_dense_algebra(ended):
         assert early is None
         np.testing.assert_array_equal(part.X, X[others])
         weights = torch.linalg.solve(part.operator(kernel.theta0).to_dense(), part.Y)
-        solution = Solution(weights, Status.CONVERGED, torch.zeros(2), 1.0, 1)
+        solution = Solution(weights, End.CONVERGED, torch.zeros(2), 1.0, 1)
         return FinalSolve(solution, weights, None, -94.0, 4.7, False, left)
 
     final = solve_without(HELD, problem, kernel.theta0, solved)

@@ -17,7 +17,7 @@ from skscalablegp.core.training import Budget, Monitor, train
 from skscalablegp.gradients import ExactGradient, PathwiseGradient, StandardGradient
 from skscalablegp.kernels import compile_kernel
 from skscalablegp.linalg.gradients import GPProblem, resolve_gradient
-from skscalablegp.solvers import ADASAP, AP, CG, SDD, SGD, BlockCG, Cholesky, Status
+from skscalablegp.solvers import ADASAP, AP, CG, SDD, SGD, BlockCG, Cholesky, End
 from skscalablegp.training import Adam
 
 NAMES = ["ap", "sgd", "sdd", "adasap"]
@@ -245,7 +245,7 @@ def test_a_time_budget_ends_the_solve_under_way(gradient, seconds):
     # The clock is read at both ends of the solve and of the step, too.
     assert next(looks) < seconds + 20
     assert result.stop_reason == "max_seconds" and result.n_iter == 1
-    assert monitor.solutions[-1].status is Status.MAX_SECONDS
+    assert monitor.solutions[-1].status is End.MAX_SECONDS
     assert_allclose(result.theta, kernel.theta)
 
 

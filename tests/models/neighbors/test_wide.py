@@ -28,6 +28,7 @@ from skscalablegp.models.neighbors._wide import (
     combination,
     judged,
 )
+from skscalablegp.solvers import End
 
 D, M, WIDE = 4, 10, 120
 SCALES = np.linspace(1, 3, D)
@@ -381,7 +382,7 @@ def test_more_neighbours_are_weighed_against_wide_ones(thresholds, wide, taken):
 @pytest.mark.parametrize("how", ["interrupt", "no time"])
 def test_a_fit_that_ends_among_wide_neighbourhoods_is_calibrated(thresholds, stand_in, how):
     def ended(self, points, m):
-        raise KeyboardInterrupt if how == "interrupt" else StopTraining("max_seconds")
+        raise KeyboardInterrupt if how == "interrupt" else StopTraining(End.MAX_SECONDS)
 
     stand_in("Among.solved", ended)
     thresholds(_NEIGHBORS=20, _OTHER_NEIGHBORS=(10,))
