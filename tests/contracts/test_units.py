@@ -11,7 +11,7 @@ from sklearn.preprocessing import StandardScaler
 
 import skscalablegp as sk
 from skscalablegp.core import fitted_process
-from skscalablegp.meta._below import with_kernel
+from skscalablegp.meta import with_kernel
 
 RNG = np.random.default_rng(0)
 N, MORE = 80, 5

@@ -22,7 +22,7 @@ from skscalablegp import (
 )
 from skscalablegp.kernels import Columns, LowRankCategorical, compile_kernel
 from skscalablegp.linalg.gradients import GPProblem
-from skscalablegp.models.neighbors._objectives import Scales, neighbours_of
+from skscalablegp.models.neighbors import Scales, neighbours_of
 from skscalablegp.priors import Gamma, HalfCauchy, LogNormal, Prior
 
 PRIORS = {

@@ -43,10 +43,9 @@ from skscalablegp.models.grid import (
 )
 from skscalablegp.models.grid._network import _negative_likelihood, _squared_error
 from skscalablegp.models.grid._objective import few_rows_gradient, summed
-from skscalablegp.models.inducing import NaturalBelief, variational_bound
+from skscalablegp.models.inducing import NaturalBelief, SparseModel, variational_bound
 from skscalablegp.models.inducing._collapsed import InducingGradient
-from skscalablegp.models.inducing._stepper import SparseModel
-from skscalablegp.models.neighbors._objectives import LocalGradient
+from skscalablegp.models.neighbors import LocalGradient
 
 T = 2
 

@@ -7,8 +7,8 @@ from sklearn.gaussian_process.kernels import RBF, WhiteKernel
 from skscalablegp import SGPRRegressor, SVGPRegressor
 from skscalablegp.core.likelihoods import resolve_likelihood
 from skscalablegp.kernels import compile_kernel
+from skscalablegp.models.inducing import SparseModel
 from skscalablegp.models.inducing._plan import plan_batches, plan_collapsed
-from skscalablegp.models.inducing._stepper import SparseModel
 
 
 def batches(n, **params):

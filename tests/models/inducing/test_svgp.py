@@ -20,12 +20,8 @@ from skscalablegp import SGPRRegressor, SVGPClassifier, SVGPRegressor
 from skscalablegp.core.data import RowSource, Scaling
 from skscalablegp.kernels import compile_kernel
 from skscalablegp.likelihoods import Bernoulli, Gaussian, StudentT
-from skscalablegp.models.inducing._stepper import (
-    SparseModel,
-    SparseRows,
-    SparseSettings,
-    SparseStepper,
-)
+from skscalablegp.models.inducing import SparseModel
+from skscalablegp.models.inducing._stepper import SparseRows, SparseSettings, SparseStepper
 from skscalablegp.models.inducing._training import best_noise
 
 

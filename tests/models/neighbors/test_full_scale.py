@@ -15,8 +15,8 @@ from skscalablegp.core import Machine, fitted_process
 from skscalablegp.export import NotExportable
 from skscalablegp.kernels import Categorical, Columns, compile_kernel
 from skscalablegp.linalg.gradients import GPProblem, exact_marginal_likelihood
+from skscalablegp.models.neighbors import Metric
 from skscalablegp.models.neighbors._full_scale import WholeLikelihood, earlier_rows
-from skscalablegp.models.neighbors._metric import Metric
 from skscalablegp.models.neighbors._plan import plan
 
 KERNEL = ConstantKernel(2.0) * Matern([0.7, 1.5], nu=1.5) + WhiteKernel(0.05)

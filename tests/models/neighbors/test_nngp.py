@@ -29,6 +29,7 @@ from skscalablegp.core import Machine, fitted_process
 from skscalablegp.core.posteriors import ExactPosterior
 from skscalablegp.kernels import Categorical, Columns, LowRankCategorical, compile_kernel
 from skscalablegp.linalg.gradients import GPProblem, Repeats, exact_marginal_likelihood
+from skscalablegp.models.neighbors import Metric, Scales, neighbours_of
 from skscalablegp.models.neighbors._local import (
     blocks,
     chain,
@@ -36,9 +37,8 @@ from skscalablegp.models.neighbors._local import (
     left_out,
     predict,
 )
-from skscalablegp.models.neighbors._metric import Index, Metric
+from skscalablegp.models.neighbors._metric import Index
 from skscalablegp.models.neighbors._nngp import _fewest
-from skscalablegp.models.neighbors._objectives import Scales, neighbours_of
 from skscalablegp.models.neighbors._plan import plan
 from skscalablegp.priors import LogNormal
 
