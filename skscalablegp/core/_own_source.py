@@ -198,6 +198,13 @@ class SharedSource:
         with watched(None):
             return replace(self, raw=self.raw.some(np.asarray(index), RawRows.some))
 
+    def labels(self) -> tuple[Float[np.ndarray, "c t"], Float[np.ndarray, " c"]]:
+        """Each target of a classifier once, and how many rows of all ranks have it."""
+        with watched(None):
+            values, counts = zip(*self.raw.each(_labels), strict=True)
+        values, where = np.unique(np.concatenate(values), axis=0, return_inverse=True)
+        return values, np.bincount(where.ravel(), np.concatenate(counts))
+
     def rows(self, index: np.ndarray | Tensor | slice) -> tuple[Tensor, Tensor]:
         X, Y = self.work.picked(self._numbers(index), _scaled)
         return self._tensor(X), self._tensor(Y)
@@ -272,6 +279,10 @@ def _rows(raw: RawRows, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 def _moments(raw: RawRows, name: str, ends: tuple[np.ndarray, np.ndarray] | None) -> Moments:
     return Moments.of(raw.X if name == "X" else raw.y, ends)
+
+
+def _labels(raw: RawRows) -> tuple[np.ndarray, np.ndarray]:
+    return np.unique(raw.y, axis=0, return_counts=True)
 
 
 def _ranges(raw: RawRows, limits: tuple[np.ndarray, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:

@@ -57,9 +57,15 @@ def labelled(name, n_classes):
     order = np.argsort(codes > 0, kind="stable")
     X, codes = X[order], codes[order]
     assert not codes[0] and codes[1000:].all()
-    model = fitted(clone(LABELS[name]), X, np.array(["few", "many", "most"])[codes])
+    with pytest.MonkeyPatch.context() as patched:
+        # A part of the rows stands for all in checks and limits.
+        named.thresholds(patched, _LIMIT_ROWS=300)
+        model = fitted(clone(LABELS[name]), X, np.array(["few", "many", "most"])[codes])
     assert len(model.classes_) == n_classes
-    return np.concatenate([model.kernel_.theta, model.predict_proba(X[1:200]).ravel()])
+    shares = (np.bincount(codes) + 1 / n_classes) / (len(codes) + 1)
+    np.testing.assert_allclose(model.class_prior_, shares, rtol=1e-12)
+    found = model.kernel_.theta, model.latent_constant_, model.predict_proba(X[1:200]).ravel()
+    return np.concatenate(found)
 
 
 @pytest.mark.parametrize(

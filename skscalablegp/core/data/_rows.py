@@ -324,6 +324,10 @@ class RowSource:
         parts = {"X": self.X[index], "Y": self.Y[index], "noise": noise, "counts": counts}
         return replace(self, _resident=None, **parts)
 
+    def labels(self) -> tuple[Float[np.ndarray, "n t"], Float[np.ndarray, " n"] | None]:
+        """The targets of a classifier, and how many rows each row of them stands for."""
+        return self.Y, self.counts
+
     def rows(self, index: np.ndarray | Tensor | slice) -> tuple[Tensor, Tensor]:
         """Scaled inputs (m, d) and targets (m, t) of some rows."""
         if self._resident is not None:

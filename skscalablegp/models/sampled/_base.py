@@ -135,7 +135,8 @@ class QSGPMixin:
             fit = Fit(source, run, chosen.steps, past, n_seen)
             noise = _typical_noise(origin.kernel, likelihood, fit.source)
             if past is None and likelihood.classes:
-                noise = noise.learning_constants(torch.as_tensor(source.Y), source.counts)
+                labels, counts = source.labels()
+                noise = noise.learning_constants(torch.as_tensor(labels), counts)
             elif past is not None and past.constant is not None:
                 noise = replace(noise, constant=torch.as_tensor(past.constant))
             functions = origin.functions or _functions(chosen, origin, points, fit, noise)

@@ -352,8 +352,8 @@ class QSGPClassifier(QSGPMixin, GPClassifierBase):
     def _train(self, run, source, likelihood, past=None, n_seen=0.0, grows=False):
         """Also determine the shares of the classes and the power, with those of earlier rows."""
         before = (self.class_prior_, self.n_samples_seen_) if n_seen else None
-        codes, c = _codes(torch.as_tensor(source.Y)), len(self.classes_)
-        self.class_prior_ = class_shares(codes, c, source.counts, before)
+        (labels, counts), c = source.labels(), len(self.classes_)
+        self.class_prior_ = class_shares(_codes(torch.as_tensor(labels)), c, counts, before)
         if before is None:
             self.probability_power_ = 1.0
         super()._train(run, source, likelihood, past, n_seen, grows)
