@@ -43,6 +43,7 @@ NUMBERS = {
     "variational_cov_": "t m m",
     "latent_constant_": "k",
     "class_prior_": "c",
+    "_power_losses": "g?",
     "coef_": "m t",
     "coef_precision_cholesky_": "m m",
     "coef_covariance_cholesky_": "m m",

@@ -14,7 +14,7 @@ from torch import nn
 
 from .._compat import fit_context
 from ..core import FitRun, GPClassifierBase
-from ..core.likelihoods import best_power, class_shares, towards_shares
+from ..core.likelihoods import best_power, class_shares, losses_of_powers, towards_shares
 from ..core.posteriors import Posterior
 from ..models.inducing import SVGPClassifier
 from ._auto_base import AutoBase, Trial
@@ -330,14 +330,17 @@ class AutoGPClassifier(AutoBase, MetaEstimatorMixin, GPClassifierBase):
     def _choose_temperature(self, rows: Rows) -> None:
         """The temperature with the smallest log loss of held-out rows.
 
-        It is infinite, so that the shares of the classes predict, unless these rows' probabilities
-        are clearly better.
+        It is larger where these rows' probabilities are not clearly better than the shares of the
+        classes, and infinite, so that these predict, where they are not better at all.
         """
         scored = np.isin(self.held_out_, rows.held[rows.scored])
         scored = scored if scored.any() else np.ones(len(scored), bool)
         p = torch.as_tensor(np.maximum(self.held_out_proba_[scored], _LEAST))
         y = torch.as_tensor(rows.y[self.held_out_[scored]])
-        power = best_power(p, y, torch.as_tensor(self.class_prior_), at_one=_AT_ONE)
+        # These rows have also chosen the weights of the members.
+        n_trained = len(self._members) - 1
+        losses = losses_of_powers(p, y, torch.as_tensor(self.class_prior_), n_trained=n_trained)
+        power = best_power(losses, at_one=_AT_ONE)
         self.temperature_ = 1 / power if power > 0 else np.inf
 
     def _conclude(self, rows: Rows, refitted: list[str], compared: Comparison) -> None:

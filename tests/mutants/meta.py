@@ -309,8 +309,8 @@ MUTANTS = [
     (
         "probabilities that know no more than the shares of the classes are kept",
         "best_power",
-        "float(weight @ gain) - n_trained > max(_CLEARLY, _ERRORS * spread)",
-        "True",
+        "max(0.0, 1 - _BY_CHANCE / gain)",
+        "1.0",
         "tests/contracts/test_class_shares.py -k only_probabilities",
     ),
     (
@@ -345,9 +345,9 @@ MUTANTS = [
     ),
     (
         "trained hyperparameters cost nothing in the comparison with the shares",
-        "best_power",
-        "float(weight @ gain) - n_trained",
-        "float(weight @ gain)",
+        "losses_of_powers",
+        "loss(each) + 0.5 * n_trained",
+        "loss(each)",
         "tests/contracts/test_class_shares.py -k know_more",
         True,
     ),

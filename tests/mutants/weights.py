@@ -82,7 +82,7 @@ MUTANTS = [
     ),
     (
         "probabilities are calibrated on random merged rows",
-        "SVGPClassifier._calibrated",
+        "SVGPClassifier._losses_of_powers",
         "chosen, drawn = rows.drawn(_POWER_ROWS, generator)",
         (
             "chosen = torch.randperm(len(rows), "

@@ -11,7 +11,7 @@ from ._base import CONSTANT_VARIANCE, Likelihood, LikelihoodTerms, Predictive, w
 from ._bernoulli import Bernoulli
 from ._gaussian import Gaussian
 from ._resolve import resolve_likelihood, shares_covariance
-from ._shares import best_power, class_shares, power_after, towards_shares
+from ._shares import best_power, class_shares, losses_of_powers, towards_shares
 from ._softmax import Softmax
 
 for _module in iter_modules(__path__):

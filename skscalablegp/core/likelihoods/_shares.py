@@ -8,14 +8,16 @@ from typing import Any
 import numpy as np
 import torch
 from jaxtyping import Float
-from scipy.optimize import minimize_scalar
 from torch import Tensor
 
-# Largest logarithm of a power of probability ratios, and of its inverse.
-_LARGEST_POWER = 2.0
-# The shares alone predict unless the log loss, summed over rows, is lower by so many nats
-# and by so many standard errors.
-_CLEARLY, _ERRORS = 2.0, 1.0
+# Logarithms of the powers of probability ratios that are compared.
+_LOG_POWERS = np.linspace(-2, 2, 41)
+# Nats of gain over the shares that are put down to chance, besides those of what was trained. On 80
+# drawn tables of 50 to 200 rows without signal the largest excess log loss over the shares is .014
+# for SVGPClassifier, 0 for QSGPClassifier and .014 for AutoGPClassifier (.034, .001 and .033 with
+# one nat less); on 120 tables with weak signals the mean gain is .032, .038 and .048 (.035, .041
+# and .052). A full power wherever the gain is above that threshold has up to .155 on the former.
+_BY_CHANCE = 3.0
 # Least probability of a held-out row.
 _LEAST = 1e-12
 
@@ -53,18 +55,16 @@ def towards_shares(
     return torch.softmax(prior + power * (log_p - prior), 1)
 
 
-def best_power(
+def losses_of_powers(
     p: Float[Tensor, "m c"],
     codes: Tensor,
     shares: Float[Tensor, " c"],
     counts: Tensor | None = None,
-    at_one: float = 1.0,
     n_trained: float = 0.0,
-) -> float:
-    """The power of `towards_shares` with the smallest log loss of held-out rows.
+) -> Float[np.ndarray, " k"]:
+    """Log losses, summed over held-out rows, for the powers that `best_power` compares.
 
-    Its logarithm has a normal prior, for tables with few rows. The power is zero if the
-    probabilities are not clearly better than the shares alone.
+    Losses of several sets of rows, such as those of the calls of `partial_fit`, are added.
 
     Parameters
     ----------
@@ -75,38 +75,36 @@ def best_power(
     shares : Tensor of shape (c,)
     counts : Tensor of shape (m,), optional
         Weights of the rows.
-    at_one : float, default=1.0
-        Precision of the normal prior of the logarithm.
     n_trained : float, default=0.0
-        Number of hyperparameters that were trained with the labels of these rows. Each makes the
-        log likelihood of these rows larger than that of new ones, by one nat (Akaike, 1974).
+        Number of hyperparameters that were trained with the labels of these rows. Each raises the
+        log likelihood of these rows by half a nat above that of the true ones (Akaike, 1974).
+
+    Returns
+    -------
+    losses : ndarray of shape (k,)
+        The first is that of the shares alone.
     """
     p, codes = p.clamp_min(_LEAST), codes[:, None]
     weight = torch.ones(len(p), dtype=p.dtype) if counts is None else counts.to(p)
 
-    def row_losses(power: float) -> Tensor:
-        return -towards_shares(p, shares, power).gather(1, codes)[:, 0].log()
+    def loss(power: float) -> float:
+        return -float(weight @ towards_shares(p, shares, power).gather(1, codes)[:, 0].log())
 
-    def penalised(log_power: float) -> float:
-        return float(weight @ row_losses(math.exp(log_power))) + 0.5 * at_one * log_power**2
-
-    bounds = (-_LARGEST_POWER, _LARGEST_POWER)
-    found = minimize_scalar(penalised, bounds=bounds, method="bounded", options={"xatol": 1e-3})
-    power = math.exp(found.x)
-    gain = row_losses(0.0) - row_losses(power)
-    spread = float((weight * (gain - gain.mean()).square()).sum().sqrt())
-    return power if float(weight @ gain) - n_trained > max(_CLEARLY, _ERRORS * spread) else 0.0
+    return np.array([loss(0.0), *(loss(each) + 0.5 * n_trained for each in np.exp(_LOG_POWERS))])
 
 
-def power_after(old: float, n_old: float, new: float, n_new: float) -> float:
-    """The power of `towards_shares` after further rows, from that of the earlier rows and theirs.
+def best_power(losses: Float[np.ndarray, " k"], at_one: float = 1.0) -> float:
+    """The power of `towards_shares` with the smallest of `losses_of_powers`, shrunk towards zero.
 
-    A new power of zero says that the new rows are too few, or know too little, and leaves the old
-    one. Otherwise logarithms are averaged over rows, where an old power of zero counts as one, the
-    mean of its prior. The largest power of many calls would be much too large: with the true
-    probabilities of 40 calls with 20 rows each, whose power is one, it is 3, and the mean 1.2.
+    The logarithm of the power has a normal prior with the precision `at_one`. With a gain of g nats
+    over the shares alone, the power is multiplied by max(0, 1 - 3 / g), like an estimate by James
+    and Stein: a gain of few nats, which chance gives, too, counts little, and a clear one fully.
     """
-    if not new:
-        return old
-    share = n_new / (n_old + n_new)
-    return (old or 1.0) ** (1 - share) * new**share
+    gains = losses[0] - losses[1:] - 0.5 * at_one * _LOG_POWERS**2
+    # The top of the parabola through the largest gain and its neighbours.
+    k = int(np.clip(np.argmax(gains), 1, len(gains) - 2))
+    rise, bend = (gains[k + 1] - gains[k - 1]) / 2, 2 * gains[k] - gains[k - 1] - gains[k + 1]
+    step = float(np.clip(rise / max(bend, _LEAST), -1, 1))
+    gain = gains[k] + rise * step - 0.5 * bend * step**2
+    power = math.exp(_LOG_POWERS[k] + step * (_LOG_POWERS[1] - _LOG_POWERS[0]))
+    return power * max(0.0, 1 - _BY_CHANCE / gain) if gain > 0 else 0.0

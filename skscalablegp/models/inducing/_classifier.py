@@ -24,7 +24,7 @@ from ...core.likelihoods import (
     Softmax,
     best_power,
     class_shares,
-    power_after,
+    losses_of_powers,
     resolve_likelihood,
     towards_shares,
 )
@@ -169,9 +169,9 @@ class SVGPClassifier(SparseMixin, GPClassifierBase):
         average the softmax. None for two classes, for which a quadrature is used.
     probability_power_ : float
         The power of the ratio of probabilities to `class_prior_`, by which this is multiplied; 1
-        without `calibrate`, and 0 where the rows' probabilities in leave-one-out are not clearly
-        better than the shares of the classes. Further rows of `partial_fit` whose probabilities
-        are better raise it from 0, or their power is averaged with that of earlier rows.
+        without `calibrate`. It has the lowest leave-one-out log loss of the rows of all calls, and
+        is shrunk towards 0, the shares of the classes, by 3 / g, where g is the gain over these in
+        nats; it is 0 if there is no such gain.
     lower_bound_ : float
         Lower bound of the log marginal likelihood of the rows of `fit`, summed over rows.
     n_samples_seen_ : int
@@ -216,6 +216,8 @@ class SVGPClassifier(SparseMixin, GPClassifierBase):
 
     # Without the regression on labels, training stays near length scales that are too short.
     _fewest_start = 20
+    # Sums over the rows of all calls; files of earlier versions have none.
+    _power_losses: float | np.ndarray = 0.0
 
     def __init__(  # noqa: PLR0913 (one for each setting)
         self,
@@ -315,14 +317,15 @@ class SVGPClassifier(SparseMixin, GPClassifierBase):
             Y = codes[:, None].astype(np.float64)
             there = run.machine.device
             source = RowSource(X, Y, self._scaling, torch.float64, there, np.zeros(len(X)))
-            c, old, n_old = len(self.classes_), self.probability_power_, self.n_samples_seen_
+            c, n_old = len(self.classes_), self.n_samples_seen_
             model, rows, fit = self._absorb(source, c, run, counts)
             self.class_prior_ = class_shares(codes, c, counts, (self.class_prior_, n_old))
             if self.calibrate and not run.stopped:
                 with run.stage("calibration", optional=True):
                     # The hyperparameters were trained with the first rows only.
-                    new = self._calibrated(model, rows, fit, n_theta=0)
-                    self.probability_power_ = power_after(old, n_old, new, rows.n_rows)
+                    losses = self._losses_of_powers(model, rows, fit, n_theta=0)
+                    self._power_losses = self._power_losses + losses
+                    self.probability_power_ = best_power(self._power_losses)
         return self
 
     def _fit(self, X: Any, y: Any, classes: Any, sample_weight: Any = None) -> SVGPClassifier:
@@ -336,13 +339,14 @@ class SVGPClassifier(SparseMixin, GPClassifierBase):
             training = self._prepare(source, likelihood, c, run, counts)
             run.begin(X, Y, n_rows=None if counts is None else counts.sum())
             self.draws_ = None if likelihood.n_latent(c) == 1 else self._draw(c)
-            self.probability_power_ = 1.0
+            self.probability_power_, self._power_losses = 1.0, 0.0
             fit = self._train(training, run)
             if self.calibrate and not run.stopped:
                 with run.stage("calibration", optional=True):
                     n_theta = 0 if self.optimizer is None else len(fit.theta)
                     parts = training.model, training.rows, fit, n_theta
-                    self.probability_power_ = self._calibrated(*parts)
+                    self._power_losses = self._losses_of_powers(*parts)
+                    self.probability_power_ = best_power(self._power_losses)
         return self
 
     def _most_points(self, n_outputs: int) -> int:
@@ -350,10 +354,10 @@ class SVGPClassifier(SparseMixin, GPClassifierBase):
             return MOST_POINTS
         return int(np.clip(_POINT_CLASSES // n_outputs, _LEAST_POINTS, MOST_POINTS // 2))
 
-    def _calibrated(
+    def _losses_of_powers(
         self, model: SparseModel, rows: SparseRows, fit: SparseFit, n_theta: int
-    ) -> float:
-        """The power of the probabilities with the best leave-one-out log loss.
+    ) -> np.ndarray:
+        """Leave-one-out log losses with the powers of the probabilities that are compared.
 
         These rows have trained `n_theta` hyperparameters.
         """
@@ -369,7 +373,7 @@ class SVGPClassifier(SparseMixin, GPClassifierBase):
         # Hyperparameters were trained with all rows, of which these are a part.
         n_trained = n_theta * len(chosen) / len(rows.source)
         shares = torch.tensor(self.class_prior_)
-        return best_power(p, codes[:, 0], shares, counts, n_trained=n_trained)
+        return losses_of_powers(p, codes[:, 0], shares, counts, n_trained)
 
     def _draw(self, c: int) -> np.ndarray:
         seed = check_random_state(self.random_state).randint(2**31 - 1)

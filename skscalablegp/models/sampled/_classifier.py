@@ -13,7 +13,7 @@ from ...core.likelihoods import (
     Bernoulli,
     best_power,
     class_shares,
-    power_after,
+    losses_of_powers,
     towards_shares,
     without_own_target,
 )
@@ -162,10 +162,9 @@ class QSGPClassifier(QSGPMixin, GPClassifierBase):
         Shares of the classes among the rows of all calls, with one more row divided among them.
     probability_power_ : float
         The power of the ratio of probabilities to `class_prior_`, by which this is multiplied, with
-        the lowest leave-one-out log loss on up to 2,000 training rows. It is 0 where these rows'
-        probabilities in leave-one-out are not clearly better than the shares of the classes.
-        Further rows of `partial_fit` whose probabilities are better raise it from 0, or their
-        power is averaged with that of earlier rows.
+        the lowest leave-one-out log loss on up to 2,000 training rows of each call. It is shrunk
+        towards 0, the shares of the classes, by 3 / g, where g is the gain over these in nats, and
+        is 0 if there is no such gain.
     coef_ : ndarray of shape (m, 1) or (m, c)
         Means of the weights, for the second class or for each class.
     inference_ : str
@@ -220,6 +219,9 @@ class QSGPClassifier(QSGPMixin, GPClassifierBase):
     >>> bool(model.score(X, y) > 0.95)
     True
     """
+
+    # Sums over the rows of all calls; files of earlier versions have none.
+    _power_losses: float | np.ndarray = 0.0
 
     def __init__(  # noqa: PLR0913 (one for each setting)
         self,
@@ -355,19 +357,17 @@ class QSGPClassifier(QSGPMixin, GPClassifierBase):
         (labels, counts), c = source.labels(), len(self.classes_)
         self.class_prior_ = class_shares(_codes(torch.as_tensor(labels)), c, counts, before)
         if before is None:
-            self.probability_power_ = 1.0
+            self.probability_power_, self._power_losses = 1.0, 0.0
         super()._train(run, source, likelihood, past, n_seen, grows)
         if not run.stopped:
             with run.stage("calibration", optional=True):
-                power = self._calibrated(source, trained=before is None or self.optimizer == "adam")
-                if before is not None:
-                    old = self.probability_power_, before[1]
-                    power = power_after(*old, power, source.n_rows)
-                self.probability_power_ = power
+                losses = self._losses_of_powers(source, trained=before is None)
+                self._power_losses = self._power_losses + losses
+                self.probability_power_ = best_power(self._power_losses)
 
     @torch.no_grad()
-    def _calibrated(self, source: RowSource | SharedSource, trained: bool) -> float:
-        """The power of the probabilities with the best leave-one-out log loss.
+    def _losses_of_powers(self, source: RowSource | SharedSource, trained: bool) -> np.ndarray:
+        """Leave-one-out log losses with the powers of the probabilities that are compared.
 
         `trained` says whether these rows have trained the hyperparameters.
         """
@@ -393,7 +393,7 @@ class QSGPClassifier(QSGPMixin, GPClassifierBase):
             n_trained = sum(sizes) * len(index) / n
         counts = None if rows.counts is None else torch.as_tensor(rows.counts)
         shares = torch.as_tensor(self.class_prior_)
-        return best_power(torch.cat(parts), _codes(Y), shares, counts, n_trained=n_trained)
+        return losses_of_powers(torch.cat(parts), _codes(Y), shares, counts, n_trained)
 
     # ------------------------------------------------------------------ predict
 

@@ -178,12 +178,12 @@ def test_calibration_is_optional(monkeypatch):
     model = SVGPClassifier(**settings)
     fit(model, X, y)
     assert model.probability_power_ != 1 and "calibration" in model.fit_report_.seconds
-    monkeypatch.setattr(SVGPClassifier, "_calibrated", lambda *args: interrupt())
+    monkeypatch.setattr(SVGPClassifier, "_losses_of_powers", lambda *args: interrupt())
     warned = fit(model, X, y)
     assert len(warned) == 1 and "interrupted" in warned[0]
     assert model.probability_power_ == 1.0
     assert_array_equal(model.predict_proba(X), plain.predict_proba(X))
-    monkeypatch.setattr(SVGPClassifier, "_calibrated", lambda *args: fail())
+    monkeypatch.setattr(SVGPClassifier, "_losses_of_powers", lambda *args: fail())
     old = dict(vars(model))
     with pytest.raises(RuntimeError, match="ours"):
         fit(model, X[:100], y[:100])
