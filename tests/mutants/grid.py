@@ -275,4 +275,12 @@ MUTANTS = [
         "False",
         "tests/models/grid/test_long_axes.py -k ends_by_the_budget",
     ),
+    (
+        "a grid that cannot follow the best length scales says nothing",
+        "KISSGPRegressor._from_start",
+        "run.advise_other_model",
+        "str",
+        "tests/models/grid/test_start.py -k cannot_follow",
+        True,
+    ),
 ]

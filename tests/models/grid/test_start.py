@@ -93,19 +93,19 @@ def test_nothing_moves_without_training():
     assert "training began" not in str(model.fit_report_)
 
 
-def test_a_start_whose_rank_needs_too_much_memory_is_left(stand_in):
-    X, y = drawn(2, lambda X: np.sin(3 * X[:, 0]) + X[:, 1], n=300)
-    ranks = []
-
-    def limited(on_grid, theta, *more):
-        ranks.append(rank := check_rank(on_grid, theta))
-        if len(ranks) == 2:
-            raise MemoryError("A grid whose covariance has a large rank")
-        return rank
-
-    check_rank = stand_in("check_rank", limited, at="_kissgp")
-    model = KISSGPRegressor(grid_size=20, max_iter=1).fit(X, y)
-    assert len(ranks) == 2 and "training began" not in str(model.fit_report_)
+def test_a_grid_without_memory_for_steep_functions_says_that_it_cannot_follow():
+    X, y = drawn(2, lambda X: np.sin(4 * X[:, 0]) * np.sin(4 * X[:, 1]), n=800)
+    model = KISSGPRegressor(grid_size=40, max_iter=1, memory_budget=50 * 2**20)
+    cannot = r"grid cannot follow .*RBF\(length_scale=\[0\.\d+, 0\..*Use IterativeGPRegressor"
+    with pytest.warns(ConvergenceWarning, match=cannot):
+        model.fit(X[:600], y[:600])
+    assert model.score(X[600:], y[600:]) < 0.3
+    report = str(model.fit_report_)
+    assert "cannot follow" in report and "training began" not in report
+    with pytest.warns(ConvergenceWarning, match="max_iter") as caught:
+        model.set_params(memory_budget=2**30).fit(X[:600], y[:600])
+    assert not any("cannot follow" in str(warning.message) for warning in caught)
+    assert model.score(X[600:], y[600:]) > 0.8
 
 
 @pytest.mark.slow
