@@ -20,9 +20,15 @@ from ._entries import Values, infinite
 _MOST_LEVELS = 20
 # Largest number of sentences of a description that are about one column each.
 _MOST_SENTENCES = 10
-# Dates as text: years first, or last.
+# Dates as text: years first or last, without separators, or with the name of a month.
+_MONTH = "(jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)[a-z]*"
 _DATE_TEXT = re.compile(
-    r"\d{4}[-/.]\d{1,2}[-/.]\d{1,2}([T ].*)?$|\d{1,2}[-/.]\d{1,2}[-/.]\d{4}( .*)?$"
+    r"(\d{4}[-/.]\d{1,2}[-/.]\d{1,2}"
+    r"|\d{1,2}[-/.]\d{1,2}[-/.](\d{4}|\d{2})"
+    r"|(19|20)\d\d(0[1-9]|1[0-2])([0-2]\d|3[01])"
+    rf"|{_MONTH}[-. ]+\d{{1,2}},? +\d{{4}}|\d{{1,2}}[-. ]+{_MONTH}[-., ]+(\d{{4}}|\d{{2}}))"
+    r"([T ].*)?$",
+    re.IGNORECASE,
 )
 # Number of columns that a sentence about many columns names.
 _NAMED = 3

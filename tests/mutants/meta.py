@@ -430,4 +430,12 @@ MUTANTS = [
         f"{UNITS} -k experts_keep",
         True,
     ),
+    (
+        "dates that begin with the name of a month are silent",
+        "TableEncoder.dates_as_text",
+        "_DATE_TEXT.match(level)",
+        "level[0].isdigit() and _DATE_TEXT.match(level)",
+        "tests/meta/test_encoding.py -k dates_as_text",
+        True,
+    ),
 ]
