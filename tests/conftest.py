@@ -12,6 +12,10 @@ import numpy as np
 import pytest
 import timed
 
+# What is imported and collected stays: every collection of garbage meanwhile would go through all
+# of it for nothing.
+gc.disable()
+
 # Their assertions are to show values, as those of tests do.
 pytest.register_assert_rewrite("contracts")
 
@@ -64,10 +68,8 @@ def pytest_collection_modifyitems(items):
 
 
 def pytest_collection_finish():
-    # What has been imported and collected stays: without this, every collection of garbage goes
-    # through all of it.
-    gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 def pytest_runtest_setup(item):
