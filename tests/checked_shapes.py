@@ -7,8 +7,10 @@ anew, so that what is checked depends on the test alone and not on those before 
 `make test-all`. The night checks every call.
 """
 
+import dataclasses
 import functools
 import os
+import sys
 import threading
 from collections import Counter
 from types import FunctionType
@@ -25,6 +27,8 @@ in_every_call = jaxtyping.jaxtyped
 
 _counts: Counter[str] = Counter()
 _checks: dict = {}
+# What a function without further checks calls, and the one that checks in its place.
+_let_go: list = []
 # In a forked process no checks are made anew, which would take each rank a second. What only ranks
 # compute is compared with one process.
 _forked: list = []
@@ -48,8 +52,16 @@ def begin_test() -> None:
 
 
 def count_anew() -> None:
-    """As if no function had been called."""
+    """As if no function had been called; methods that were let go stay so."""
     _counts.clear()
+    while _let_go:
+        called, checking = _let_go.pop()
+        called[0] = checking
+
+
+def key_of(function, typechecker):
+    """What has checks of its own: classes with the same fields have equal code in __init__."""
+    return function.__code__, function.__module__, function.__qualname__, typechecker
 
 
 def checks_of(function, typechecker):
@@ -58,7 +70,7 @@ def checks_of(function, typechecker):
     Checks cost milliseconds to make. A function inside another one is a new one in each call of
     that one, and all that come from the same lines share their checks.
     """
-    known = function.__code__, typechecker
+    known = key_of(function, typechecker)
     if known not in _checks:
         called = _called
 
@@ -73,36 +85,65 @@ def checks_of(function, typechecker):
     return _checks[known]
 
 
+def let_go(target, stand_in, called) -> None:
+    """Makes what is not checked any more cheap: a method, and an __init__, is as written again.
+
+    Other names of a function, such as those of modules that import it, keep a stand-in that calls
+    it and does no more.
+    """
+    if "<locals>" not in target.__qualname__:  # which is decorated anew as it is
+        _let_go.append((called, called[0]))
+    called[0] = target
+    owner = sys.modules.get(target.__module__)
+    *outer, name = target.__qualname__.split(".")
+    for part in outer:
+        owner = getattr(owner, part, None)
+    if isinstance(owner, type) and vars(owner).get(name) is stand_in:
+        setattr(owner, name, target)
+
+
 def in_first_calls(target=None, *, typechecker):
     """The same for functions that stop checking after some calls."""
     if target is None:
         return functools.partial(in_first_calls, typechecker=typechecker)
-    if not isinstance(target, FunctionType):  # a class
-        return in_every_call(target, typechecker=typechecker)
+    if isinstance(target, type):
+        written = vars(target).get("__init__") if dataclasses.is_dataclass(target) else None
+        if written is not None and not hasattr(written, "__wrapped__"):
+            target.__init__ = in_first_calls(written, typechecker=typechecker)
+        return target
+    if not target.__annotations__:
+        return target
     name = f"{target.__module__}.{target.__qualname__}"
     # One that is inside another function is decorated in each call of that one.
     if _counts[name] >= CHECKED_CALLS:
         return target
-    counts, enough, called, checks = _counts, CHECKED_CALLS, _called, checks_of
-    forked, made = _forked, _checks
+    counts, enough, innermost, checks, key = _counts, CHECKED_CALLS, _called, checks_of, key_of
+    forked, made, once, ends = _forked, _checks, not EACH_TEST, let_go
 
-    def call(*args, **kwargs):
-        unchecked = forked and (target.__code__, typechecker) not in made
+    def checking(*args, **kwargs):
+        unchecked = forked and key(target, typechecker) not in made
         if unchecked or counts[name] >= enough:
+            if unchecked or once:
+                ends(target, stand_in, called)
             return target(*args, **kwargs)
         counts[name] += 1
         checked = checks(target, typechecker)
-        called.functions.append(target)
+        innermost.functions.append(target)
         try:
             return checked(*args, **kwargs)
         finally:
-            called.functions.pop()
+            innermost.functions.pop()
 
-    # In the frame of the function's own module: the package attributes its warnings to the first
+    def call(*args, **kwargs):
+        return called[0](*args, **kwargs)
+
+    # In frames of the function's own module: the package attributes its warnings to the first
     # frame of another one.
     home = {"__name__": target.__module__}
+    called = [FunctionType(checking.__code__, home, closure=checking.__closure__)]
     inside = FunctionType(call.__code__, home, closure=call.__closure__)
-    return functools.wraps(target)(inside)
+    stand_in = functools.wraps(target)(inside)
+    return stand_in
 
 
 def install(package: str) -> None:

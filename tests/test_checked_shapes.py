@@ -1,5 +1,7 @@
 """The first calls of a function are checked against its signature, once or in each test anew."""
 
+import dataclasses
+
 import checked_shapes
 import jaxtyping
 import pytest
@@ -51,6 +53,34 @@ def test_no_test_begins_anew_where_one_check_in_a_process_is_enough(two_calls, m
             two_calls(x, longer)
         checked_shapes.begin_test()
     assert two_calls(x, longer) == 5
+
+
+def test_dataclasses_are_checked_like_functions(monkeypatch):
+    """Two with the same fields have the same code, and a check each."""
+    monkeypatch.setattr(checked_shapes, "CHECKED_CALLS", 1)
+    for wanted, other in (("2", 3), ("3", 2)):
+        fields = {"x": Float[torch.Tensor, wanted]}
+        made = dataclasses.make_dataclass(f"Of{wanted}", fields.items())
+        made = checked_shapes.in_first_calls(made, typechecker=beartype)
+        with pytest.raises(jaxtyping.TypeCheckError):
+            made(torch.ones(other))
+        assert len(made(torch.ones(other)).x) == other
+
+
+class Doubled:
+    def of(self, x: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
+        return 2 * x
+
+
+def test_a_method_without_further_checks_is_as_it_was_written(monkeypatch):
+    monkeypatch.setattr(checked_shapes, "EACH_TEST", False)
+    monkeypatch.setattr(checked_shapes, "CHECKED_CALLS", 1)
+    written = Doubled.of
+    monkeypatch.setattr(Doubled, "of", checked_shapes.in_first_calls(typechecker=beartype)(written))
+    for _ in range(2):
+        assert Doubled.of is not written
+        assert Doubled().of(torch.ones(1)) == 2
+    assert Doubled.of is written
 
 
 def test_functions_inside_a_function_are_counted_as_one(two_calls):
