@@ -10,6 +10,7 @@ import checked_shapes
 import joblib
 import numpy as np
 import pytest
+import remembered
 import timed
 
 # What is imported and collected stays: every collection of garbage meanwhile would go through all
@@ -175,3 +176,18 @@ def given_start(stand_in):
     stand_in(
         "choose_start", lambda problem, theta, *rest, **settings: Start("the given values", theta)
     )
+
+
+@pytest.fixture
+def remembered_starts(request, stand_in):
+    """Each search for a start is made once a process, for tests that ask something else.
+
+    Those marked fresh_starts make each anew, and so does the night.
+    """
+    if checked_shapes.CHECKED_CALLS == float("inf"):
+        return
+    if request.node.get_closest_marker("fresh_starts"):
+        return
+    ways = remembered.remembered_search, remembered.remembered_signals
+    for name, way in zip(("choose_start", "simple_signals"), ways, strict=True):
+        stand_in(name, way(getattr(*named.places(name)[0])))

@@ -274,6 +274,7 @@ def frame(seed: int = 0) -> tuple[pd.DataFrame, np.ndarray]:
     return X, y.to_numpy() + 0.1 * rng.standard_normal(N)
 
 
+@pytest.mark.usefixtures("remembered_starts")
 @pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
 class EstimatorContract(Contract):
     """The suite over all rows."""
@@ -402,6 +403,7 @@ class EstimatorContract(Contract):
         model = row.new().fit(Xi.tolist(), target.tolist())
         assert_array_equal(model.predict(Xi[:3].tolist()), model.predict(Xi[:3].astype(float)))
 
+    @pytest.mark.fresh_starts
     @once_a_base
     def test_memory_layout_does_not_matter(self, row):
         X, y, X_new = table()
@@ -610,6 +612,7 @@ class EstimatorContract(Contract):
 
     # ------------------------------------------------------------ state
 
+    @pytest.mark.fresh_starts
     def test_a_fit_changes_the_model_alone(self, row):
         """Parameters, the table and the state of global generators stay what they are."""
         X, y, X_new = table()
@@ -626,6 +629,7 @@ class EstimatorContract(Contract):
         assert_array_equal(np.random.get_state()[1], numpy_state[1])  # noqa: NPY002
         assert torch.equal(torch.get_rng_state(), torch_state)
 
+    @pytest.mark.fresh_starts
     def test_refits_are_identical(self, row):
         X, y, X_new = table()
         model = row.new()
@@ -636,6 +640,7 @@ class EstimatorContract(Contract):
         assert_all_equal(first, again, row.repeat_rtol)
         assert_all_equal(first, other, row.repeat_rtol)
 
+    @pytest.mark.fresh_starts
     def test_predict_changes_nothing(self, row):
         model, X_new = fitted(row)
         before = pickle.dumps(model)

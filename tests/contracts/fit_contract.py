@@ -128,6 +128,7 @@ class Jump:
         return 0.0 if self.last is None or self.readings <= self.last else 1e9 + self.readings
 
 
+@pytest.mark.usefixtures("remembered_starts")
 class FitContract(Contract):
     """The suite over the rows that reach an estimator's real path."""
 

@@ -450,6 +450,7 @@ def mark_of(estimator, check):
     return pytest.mark.night if night else pytest.mark.slow
 
 
+@pytest.mark.usefixtures("remembered_starts")
 @pytest.mark.parametrize(("estimator", "check"), checks(REPRESENTATIVES, mark_of))
 def test_scikit_learn_checks(estimator, check):
     run_check(estimator, check)

@@ -30,6 +30,9 @@ from skscalablegp.linalg.gradients import exact_marginal_likelihood
 from skscalablegp.models.deep import cosine
 from skscalablegp.models.deep._source import exact_problem
 
+# Where a network begins is asked in a few tests at the end, and in tests/core/test_first_layer.py.
+pytestmark = pytest.mark.usefixtures("remembered_starts")
+
 ALL = [SCGDDKLRegressor, MinimaxDKLRegressor, BSGDDKLRegressor]
 FIRST_QUICK = [ALL[0], *(pytest.param(cls, marks=pytest.mark.slow) for cls in ALL[1:])]
 SMALL = {"feature_extractor": (12,), "max_epochs": 8, "random_state": 0}

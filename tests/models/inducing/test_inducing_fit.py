@@ -20,6 +20,8 @@ from skscalablegp.models.inducing import NaturalBelief, WhitenedBelief
 from skscalablegp.models.inducing._collapsed import BlocksHere, left_out_scales
 from skscalablegp.priors import LogNormal
 
+pytestmark = pytest.mark.usefixtures("remembered_starts")
+
 KERNEL = ConstantKernel(1.0) * RBF(1.0) + WhiteKernel(0.05)
 MODELS = [
     SVGPRegressor(n_inducing=15, max_iter=5),

@@ -1,6 +1,7 @@
 """Rows that are held out of the last solve, and whose errors give the scale of its variances."""
 
 import pickle
+from functools import cache
 
 import numpy as np
 import pytest
@@ -16,6 +17,8 @@ from skscalablegp.linalg.solvers import End, Solution
 from skscalablegp.models.iterative import IterativePosterior
 from skscalablegp.models.iterative._base import LeftOut
 from skscalablegp.models.iterative._final_solve import FinalSolve, solve_without
+
+pytestmark = pytest.mark.usefixtures("remembered_starts")
 
 HELD = torch.tensor([7, 3, 41])
 
@@ -117,8 +120,13 @@ def test_some_of_the_held_out_rows_stand_for_all_with_a_standard_error():
     assert abs(np.mean(z)) < 3 / 300**0.5 and np.std(z) == pytest.approx(1, abs=0.15)
 
 
-def rough(n=1000, n_new=1500):
+def rough():
     """Rows and targets drawn from a process, of which ten neighbours know too little."""
+    return tuple(part.copy() for part in drawn())
+
+
+@cache
+def drawn(n=1000, n_new=1500):
     rng = np.random.default_rng(0)
     X = rng.uniform(-2, 2, (n + n_new, 4))
     K = Matern(3.0, nu=1.5)(X) + 1e-4 * np.eye(len(X))

@@ -3,6 +3,7 @@
 import pickle
 import subprocess
 import sys
+from functools import cache
 from types import SimpleNamespace
 
 import numpy as np
@@ -37,6 +38,11 @@ KERNEL = ConstantKernel(1.3) * Matern(SCALES, nu=1.5) + WhiteKernel(0.01)
 
 def table(n=1000, n_test=500, t=1, seed=0):
     """Rows and targets drawn from the process of the kernel."""
+    return tuple(part.copy() for part in drawn(n, n_test, t, seed))
+
+
+@cache
+def drawn(n, n_test, t, seed):
     rng = np.random.default_rng(seed)
     X = rng.uniform(-2, 2, (n + n_test, D))
     y = np.linalg.cholesky(KERNEL(X)) @ rng.standard_normal((len(X), t))
@@ -387,13 +393,21 @@ def test_a_fit_that_ends_among_wide_neighbourhoods_is_calibrated(thresholds, sta
     stand_in("Among.solved", ended)
     thresholds(_NEIGHBORS=20, _OTHER_NEIGHBORS=(10,))
     X, y, X_test, _ = table()
-    settings = dict(optimizer="auto", max_iter=1, n_centers=50, n_neighbors="auto")
-    settings |= dict(small_table="method", kernel=None, max_seconds=1e6)
     with pytest.warns(ConvergenceWarning):
-        gp = model(**settings).fit(X, y)
-    plain = model(**settings, n_wide_neighbors=0).fit(X, y)
+        gp = model(**ENDED).fit(X, y)
+    plain = without_wide_ones()
     assert gp._scale == plain._scale != 1.0 and gp.n_neighbors_ == plain.n_neighbors_ == 20
     assert_array_equal(gp.predict(X_test), plain.predict(X_test))
+
+
+ENDED = dict(optimizer="auto", max_iter=1, n_centers=50, n_neighbors="auto")
+ENDED |= dict(small_table="method", kernel=None, max_seconds=1e6)
+
+
+@cache
+def without_wide_ones():
+    X, y, _, _ = table()
+    return model(**ENDED, n_wide_neighbors=0).fit(X, y)
 
 
 def test_auto_is_a_number_of_rows():
