@@ -51,7 +51,8 @@ class Model(RegressorMixin, GPModel):
             self.value_ = value
             if body is not None:
                 body(run)
-            run.ended(**({"reason": "converged", "n_iter": 3} | ended))
+            how = {"reason": "converged", "n_iter": 3} | ended
+            run.ended(End(how.pop("reason")), **how)
         return self
 
 
