@@ -26,6 +26,10 @@ class _First(Frequencies):
     def at(self, theta: Float[Tensor, " p"]) -> Float[Tensor, "pairs d"]:
         return self.inner.at(theta)[: self.n_pairs]
 
+    def importance(self) -> Float[Tensor, " pairs"] | None:
+        weights = self.inner.importance()
+        return None if weights is None else weights[: self.n_pairs]
+
 
 @dataclass(frozen=True, eq=False)
 class _Block:
@@ -45,7 +49,7 @@ class _Block:
             omega = sum(frequencies.at(theta) for frequencies in self.frequencies)
             phase = X @ omega.to(X).T
             phi = torch.cat([torch.cos(phase), torch.sin(phase)], dim=1)
-            phi = phi * torch.sqrt(variance / self.n_pairs)
+            phi = phi * self.scale(variance)
         else:
             phi = torch.sqrt(variance).expand(len(X), 1)
         for leaf in self.term.leaves:
@@ -53,6 +57,14 @@ class _Block:
                 exact = leaf.exact_features(theta, X)
                 phi = (phi[:, :, None] * exact[:, None, :]).flatten(1)
         return phi
+
+    def scale(self, variance: Tensor) -> Tensor:
+        """The factor of the sines and cosines: one number, or one for each of them."""
+        scale = torch.sqrt(variance / self.n_pairs)
+        for frequencies in self.frequencies:
+            if (weights := frequencies.importance()) is not None:
+                scale = scale * weights.to(scale).sqrt().repeat(2)
+        return scale
 
     def head(self, n_pairs: int) -> _Block:
         if not self.frequencies or n_pairs >= self.n_pairs:
@@ -123,10 +135,11 @@ class FourierModule(nn.Module):
         self.register_buffer("theta", theta.clone())
         self._exact = []
         for number, block in enumerate(blocks):
-            scale, omega = block.term.amplitude(theta).sqrt(), None
+            variance, omega = block.term.amplitude(theta), None
+            scale = variance.sqrt()
             if block.frequencies:
                 omega = sum(f.at(theta).double().cpu() for f in block.frequencies)
-                scale = scale / block.n_pairs**0.5
+                scale = block.scale(variance)
             self.register_buffer(f"scale{number}", scale.detach())
             self.register_buffer(f"omega{number}", omega)
             leaves = [leaf.plain() for leaf in block.term.leaves]
@@ -157,6 +170,7 @@ def sample_prior_features(
     generator: torch.Generator | None = None,
     dtype: torch.dtype = torch.float64,
     device: torch.device | str = "cpu",
+    tails: bool = False,
 ) -> PriorFeatures:
     """Draw random features of a kernel without its noise.
 
@@ -181,6 +195,10 @@ def sample_prior_features(
         Precision of the stored frequencies.
     device : torch.device or str, default="cpu"
         Device of the stored frequencies.
+    tails : bool, default=False
+        Whether high frequencies of Matern kernels are drawn more often than by their spectral
+        density, with weights. Many rows explain nearly all of the prior variance but that of the
+        highest frequencies, which are rare otherwise.
 
     Returns
     -------
@@ -198,7 +216,7 @@ def sample_prior_features(
         raise ValueError(
             f"The kernel was compiled for {torch_kernel.n_features} columns, not {n_features_in}."
         )
-    draws = Draws(n_pairs, n_features_in, generator, dtype, torch.device(device))
+    draws = Draws(n_pairs, n_features_in, generator, dtype, torch.device(device), tails)
     blocks = tuple(_block(term, draws) for term in torch_kernel.node.products())
     return PriorFeatures(blocks, n_features_in, sum(block.n_features for block in blocks))
 

@@ -44,6 +44,8 @@ class Draws:
         The source.
     dtype, device : torch.dtype, torch.device
         Dtype and device of the frequencies.
+    tails : bool
+        Whether half of the frequencies come from a density with heavier tails, with weights.
     """
 
     n_pairs: int
@@ -51,6 +53,7 @@ class Draws:
     generator: torch.Generator
     dtype: torch.dtype
     device: torch.device
+    tails: bool = False
 
     def normal(self, n_columns: int | None = None) -> Float64[Tensor, "pairs c"]:
         """Standard normal numbers, one row for each frequency; by default, as many columns as X."""
@@ -76,6 +79,13 @@ class Frequencies(ABC):
     def at(self, theta: Float[Tensor, " p"]) -> Float[Tensor, "pairs d"]:
         """The frequencies at theta, differentiable with respect to theta."""
 
+    def importance(self) -> Float[Tensor, " pairs"] | None:
+        """Spectral densities at the frequencies, over those of which these were drawn.
+
+        None means one.
+        """
+        return None
+
 
 @dataclass(frozen=True, eq=False)
 class ScaledFrequencies(Frequencies):
@@ -87,13 +97,19 @@ class ScaledFrequencies(Frequencies):
         Draws at unit length scale.
     length_scale : Slot
         One value, or one per column.
+    weights : Tensor of shape (pairs,) or None
+        Those of `importance`.
     """
 
     base: Float[Tensor, "pairs d"]
     length_scale: Slot
+    weights: Float[Tensor, " pairs"] | None = None
 
     def at(self, theta: Float[Tensor, " p"]) -> Float[Tensor, "pairs d"]:
         return self.base / self.length_scale.value_like(theta, self.base)
+
+    def importance(self) -> Float[Tensor, " pairs"] | None:
+        return self.weights
 
 
 @dataclass(frozen=True, eq=False)
@@ -118,3 +134,6 @@ class SpreadFrequencies(Frequencies):
         columns = torch.tensor(self.columns, device=inner.device)
         whole = inner.new_zeros(len(inner), self.n_columns)
         return whole.index_add(1, columns, inner)
+
+    def importance(self) -> Float[Tensor, " pairs"] | None:
+        return self.inner.importance()

@@ -49,11 +49,18 @@ KERNELS = [
 ]
 
 
-@pytest.mark.parametrize("kernel", KERNELS, ids=str)
-def test_covariance_of_the_features_is_the_kernel_on_average(kernel):
+TAILS = [Matern([0.5, 2.0], nu=1.5), Columns(Matern(nu=0.5), 1) * Matern(nu=2.5) + RBF()]
+
+
+@pytest.mark.parametrize(
+    "kernel, tails",
+    [*((kernel, False) for kernel in KERNELS), *((kernel, True) for kernel in TAILS)],
+    ids=str,
+)
+def test_covariance_of_the_features_is_the_kernel_on_average(kernel, tails):
     X, n_draws, covariances = rows(), 300, []
     for seed in range(n_draws):
-        compiled, features = sample(kernel, seed=seed)
+        compiled, features = sample(kernel, seed=seed, tails=tails)
         theta = compiled.theta0 + 0.2
         phi = features.evaluate(theta, X)
         covariances.append(phi @ phi.T)
@@ -66,6 +73,38 @@ def test_covariance_of_the_features_is_the_kernel_on_average(kernel):
     z = error[~exact] / spread[~exact] * n_draws**0.5
     assert z.max() < 4.5
     assert z.square().mean() < 3.0
+
+
+@pytest.mark.parametrize("noise", [1e-3, 1e-6])
+@pytest.mark.parametrize("nu", [0.5, 1.5])
+def test_many_rows_leave_the_variance_of_high_frequencies(noise, nu):
+    """The variance of f(x) - E[f(x) | 600 rows], which is 2e-4 to 3e-3 of the prior's."""
+    rng = np.random.default_rng(0)
+    X, Z = rng.uniform(size=(600, D)) / [0.5, 1.0], rng.uniform(size=(50, D)) / [0.5, 1.0]
+    kernel = Matern(1.0, nu=nu)
+    weights = np.linalg.solve(kernel(X) + noise * np.eye(len(X)), kernel(X, Z))
+    exact = 1 - np.sum(kernel(X, Z) * weights, 0)
+    ratios = []
+    for seed in range(8):
+        compiled, features = sample(kernel, n_pairs=500, seed=seed, tails=True)
+        at_rows, at_new = (features.evaluate(compiled.theta0, torch.tensor(A)) for A in (X, Z))
+        rest = at_new.numpy() - weights.T @ at_rows.numpy()
+        ratios.append(np.sum(np.sum(rest**2, 1) + noise * np.sum(weights**2, 0)) / exact.sum())
+    ratios = np.sqrt(ratios)
+    assert abs(ratios.mean() - 1) < 0.05
+    assert np.abs(ratios - 1).max() < 0.25
+
+
+def test_modules_and_smaller_draws_have_the_weights_of_high_frequencies():
+    compiled, features = sample(TAILS[1], n_pairs=50, tails=True)
+    X, theta = rows(), compiled.theta0
+    phi = features.evaluate(theta, X)
+    torch.testing.assert_close(features.module(theta)(X), phi)
+    first = features.head(20).evaluate(theta, X)
+    torch.testing.assert_close(first[:, :20], phi[:, :20] * (50 / 20) ** 0.5)
+    weights = phi.unflatten(1, (2, 2, 50)).square().sum(2)[:, 0]
+    assert weights.std(0).max() < 1e-12
+    assert 0 < weights.min() < weights.max() < 4 / 50 + 1e-12
 
 
 @pytest.mark.parametrize("kernel", [C(2.0), DotProduct(0.7), DotProduct(0.7) ** 2 * C(0.4)])

@@ -101,7 +101,7 @@ def prior_draws(
         For a kernel without a spectral density.
     """
     try:
-        features = sample_prior_features(kernel, kernel.n_features, PAIRS, generator)
+        features = sample_prior_features(kernel, kernel.n_features, PAIRS, generator, tails=True)
     except NoSpectralDensity as error:
         raise NotExportable(
             f"{error.cause}, so that its prior has no functions to draw: use sample_y at "

@@ -168,8 +168,9 @@ class LOVEPosterior(KernelPosterior):
         op, t = self.operator, self.weights.shape[1]
         generator = torch.Generator().manual_seed(int(random_state.randint(2**31 - 1)))
         try:
+            d, on = op.kernel.n_features, op.device
             features = sample_prior_features(
-                op.kernel, op.kernel.n_features, _SAMPLE_PAIRS, generator, device=op.device
+                op.kernel, d, _SAMPLE_PAIRS, generator, device=on, tails=True
             )
         except NoSpectralDensity:
             return super().sample(X, n_samples, random_state)

@@ -133,12 +133,16 @@ class _IterativeGradient(GradientEstimator):
     def resumed_probes(self, problem: GPProblem, kept):
         """The probes of `kept_probes`."""
 
-    def stopping(self, n_targets: int):
-        """Stop when targets and probes reach the tolerance, or the budget is spent."""
+    def stopping(self, n_targets: int, probe_tol: float | None = None):
+        """Stop when targets and probes reach the tolerance, or the budget is spent.
+
+        Probes may have a tolerance of their own.
+        """
         to_tolerance = RelativeResidual(self.solver_tol, columns=slice(0, n_targets), reduce="max")
         if self.n_probes:
+            tol = self.solver_tol if probe_tol is None else probe_tol
             to_tolerance = to_tolerance & RelativeResidual(
-                self.solver_tol, columns=slice(n_targets, None), reduce="mean"
+                tol, columns=slice(n_targets, None), reduce="mean"
             )
         return to_tolerance | MaxEpochs(self.solver_max_epochs)
 
@@ -281,8 +285,9 @@ class PathwiseGradient(_IterativeGradient):
         n, d = problem.X.shape
         features, q = None, n
         if self.prior == "fourier":
+            on = problem.X.dtype, problem.X.device
             features = sample_prior_features(
-                problem.kernel, d, self.n_pairs, generator, problem.X.dtype, problem.X.device
+                problem.kernel, d, self.n_pairs, generator, *on, tails=True
             )
             q = features.n_features
         weights = _normal(problem, (q, self.n_probes), generator)

@@ -108,9 +108,8 @@ class IterativePosterior(KernelPosterior):
     - Without samples and neighbours it is the exact posterior.
     - With s samples g_j it is normal with the covariance sum_j g_j(x) g_j(x') / s. Standard
       deviations have a relative standard error of 1 / sqrt(2 s), correlations one of up to
-      1 / sqrt(s), and draws are combinations of the samples. A thousand random frequencies are
-      few where the data explain nearly all of the prior variance: at 6e-5 of it, the standard
-      deviations of a Matern process (nu=1.5) are 16 % too small (4,000 frequencies: 14 %).
+      1 / sqrt(s), and draws are combinations of the samples. Half of the random frequencies are
+      high ones: where the data explain nearly all of the prior variance, the rest is theirs.
     - With k neighbours N of x it is that of g(x) - k_N' H_NN^-1 (g(N) + noise) for draws g of the
       prior. Variances are never below the exact ones, up to rounding, and cost O(n + k^3) a row.
       Correlations differ from the exact ones where variances do.

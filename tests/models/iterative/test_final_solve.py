@@ -212,6 +212,22 @@ def test_samples_are_those_of_the_scaled_kernel(solver):
     assert abs(np.square(draws).mean(1) / (latent + white) - 1).max() < 5 * math.sqrt(2 / s)
 
 
+@pytest.mark.parametrize("nu, amplitude, noise", [(1.5, 5.0, 1e-4), (0.5, 1.0, 1e-5)])
+def test_samples_have_the_variance_that_many_rows_leave(nu, amplitude, noise):
+    """A small part of the prior's: that of high frequencies, and less than residuals of 1e-2."""
+    rng = np.random.default_rng(0)
+    X, Z, y = rng.uniform(size=(600, 2)), rng.uniform(size=(200, 2)), rng.standard_normal(600)
+    prior = ConstantKernel(amplitude**2) * Matern(3.0, nu=nu)
+    given = {"optimizer": None, "normalize_y": False, "random_state": 0}
+    model = IterativeGPRegressor(
+        prior + WhiteKernel(noise), solver="cg", posterior="pathwise", **given
+    ).fit(X, y)
+    weights = np.linalg.solve(prior(X) + noise * np.eye(len(X)), prior(X, Z))
+    exact = amplitude**2 - np.sum(prior(X, Z) * weights, 0)
+    found = np.mean(model.predict_std(Z, include_noise=False) ** 2)
+    assert abs(np.sqrt(found / exact.mean()) - 1) < 0.1
+
+
 @pytest.mark.slow
 @pytest.mark.usefixtures("small_is_large")
 def test_the_scale_from_rows_left_out_has_its_prior():
