@@ -18,6 +18,7 @@ from ..core import FitRun, GPPredictionBase, fitted_process
 from ..core.data import Merged, merged
 from ..core.posteriors import AUTO_RANK, LowRank, LowRankForm, Posterior
 from ..models.grid import KISSGPRegressor
+from ..models.iterative import SolvedGPRegressor
 from ._below import MetaRegressorBase, fit_below, mean_square
 
 # Rows of each kind at which the variance is compared with exact solves, and the largest number of
@@ -268,7 +269,10 @@ class LOVEPredictor(MetaRegressorBase):
             growing = form.growing(*_inputs(below, held, probes), rank, rank)
             model._finish(below, next(growing), 1.0)
 
-        fit_below(inner, run, X, y, preview, **known)
+        # Products with the table's matrix take time; other low-rank forms take hardly any.
+        solved = isinstance(inner, SolvedGPRegressor)
+        share = run.budget.share("regressor of variances") if solved else None
+        fit_below(inner, run, X, y, preview, share, **known)
         return inner
 
     def _first(self, inner: GPPredictionBase) -> int:

@@ -12,6 +12,7 @@ from sklearn.linear_model import Ridge
 from skscalablegp import (
     HeteroscedasticRegressor,
     IterativeGPRegressor,
+    LOVEPredictor,
     RFFRegressor,
     StackedGPRegressor,
 )
@@ -65,6 +66,11 @@ def test_a_slow_member_leaves_the_others_their_time(clock):
     # Of 60 seconds 0.7 are for three members. The first one may take half, and 0.7 of it for its
     # fit.
     assert steps.tolist() == [15, 19]
+
+
+def test_variances_by_products_have_time(clock):
+    _, steps = fitted(LOVEPredictor(slow(), max_seconds=60), clock)
+    assert 20 < steps[0] <= 0.6 * 60
 
 
 def test_the_noise_has_time(clock):

@@ -438,4 +438,12 @@ MUTANTS = [
         "tests/meta/test_encoding.py -k dates_as_text",
         True,
     ),
+    (
+        "variances by products have no time after the regressor",
+        "LOVEPredictor._fitted",
+        'run.budget.share("regressor of variances") if solved else None',
+        "None",
+        "tests/meta/test_time.py -k variances",
+        True,
+    ),
 ]

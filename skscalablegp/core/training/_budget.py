@@ -33,6 +33,8 @@ SHARES = {
     "evaluation on a grid": 0.15,
     # The kernel of a network's features on a grid, which is trained after the network.
     "kernel of features": 0.15,
+    # A regressor, before low-rank variances that need products with the table's matrix.
+    "regressor of variances": 0.6,
     # A larger preconditioner for the solve of the targets.
     "preconditioner": 0.5,
     # A mean function: the process alone; its cross-fitting; and the process on its errors.

@@ -157,8 +157,7 @@ class _Run:
         if found.value > self.best_value:
             self.best_value, self.best_theta = found.value, theta.copy()
         self.monitor.record(theta, found)
-        if found.solve is not None and found.solve.status is End.MAX_SECONDS:
-            # The solve was stopped early, so that its gradient is not good enough for a step.
+        if _cut(found):
             raise StopTraining(End.MAX_SECONDS)
         self.epochs += found.epochs
         self._check_progress()
@@ -187,7 +186,7 @@ class _Run:
             estimate = _with_prior(estimate, *self.problem.log_prior(theta))
         found = Evaluated.of(estimate)
         broken = found.solve is not None and found.solve.status is End.BREAKDOWN
-        if broken or not np.isfinite(found.grad).all():
+        if broken or not (_cut(found) or np.isfinite(found.grad).all()):
             self.monitor.note(found)
             raise StopTraining(End.DIVERGED)
         self.state = state
@@ -248,6 +247,11 @@ class _Run:
             self.problem.X.dtype,
             tied=self.problem.tied,
         )
+
+
+def _cut(found: Evaluated) -> bool:
+    """Whether time has ended the linear solve, so that there is no gradient for a step."""
+    return found.solve is not None and found.solve.status is End.MAX_SECONDS
 
 
 def _with_prior(estimate: GradientEstimate, value: float, grad: np.ndarray) -> GradientEstimate:

@@ -21,7 +21,8 @@ class GradientEstimate:
     Attributes
     ----------
     grad : Tensor of shape (p,)
-        (An estimate of) the gradient of the log marginal likelihood, float64.
+        (An estimate of) the gradient of the log marginal likelihood, float64; NaN if time has ended
+        the linear solve.
     value : float or None
         The log marginal likelihood; None if the method does not compute it.
     solution : Solution or None

@@ -10,6 +10,8 @@ import torch
 from jaxtyping import Float
 from torch import Generator, Tensor
 
+from ..._clock import now
+from ..._end import End
 from ..._named import keep_settings
 from ...features import PriorFeatures, sample_prior_features
 from ..operators import KernelOperator, prior_values
@@ -64,7 +66,7 @@ class _IterativeGradient(GradientEstimator):
     def estimate(
         self, problem: GPProblem, theta: Tensor, state: GradientState
     ) -> tuple[GradientEstimate, GradientState]:
-        operator = problem.operator(theta)
+        operator, begin = problem.operator(theta), now()
         solver = resolve_solver(self.solver)
         before = operator.epochs
         chosen = preconditioner_for(self.solver, self.preconditioner)
@@ -77,7 +79,8 @@ class _IterativeGradient(GradientEstimator):
         B = torch.cat([problem.Y, self.right_hand_sides(problem, operator, probes)], 1)
         stopping = self.stopping(problem.Y.shape[1])
         if state.seconds_left is not None:
-            stopping = stopping | MaxSeconds(state.seconds_left)
+            # The preconditioner has taken a part of them.
+            stopping = stopping | MaxSeconds(max(0.0, state.seconds_left - (now() - begin)))
         solution = solve(
             operator,
             B,
@@ -89,13 +92,17 @@ class _IterativeGradient(GradientEstimator):
         t = problem.Y.shape[1]
         stats = {**solution.stats, "n_targets": t}
         solution = replace(solution, epochs=operator.epochs - before, stats=stats)
-        # The sum of 1/2 v_t' dH v_t and -t/2 mean_j left_j' dH right_j, as one bilinear form.
-        left, right = self.trace_pairs(probes, solution.value[:, t:])
-        V = solution.value[:, :t]
-        grad = 0.5 * operator.bilinear_grad(
-            torch.cat([V, left * (-t / max(left.shape[1], 1))], 1), torch.cat([V, right], 1)
-        )
-        grad = grad + problem.repeated(theta)[1]
+        if solution.status is End.MAX_SECONDS:
+            # No step follows, and the gradient takes longer than several steps of the solve.
+            grad = torch.full_like(theta, torch.nan)
+        else:
+            # The sum of 1/2 v_t' dH v_t and -t/2 mean_j left_j' dH right_j, as one bilinear form.
+            left, right = self.trace_pairs(probes, solution.value[:, t:])
+            V = solution.value[:, :t]
+            grad = 0.5 * operator.bilinear_grad(
+                torch.cat([V, left * (-t / max(left.shape[1], 1))], 1), torch.cat([V, right], 1)
+            )
+            grad = grad + problem.repeated(theta)[1]
         state = replace(
             state,
             probes=probes,

@@ -81,14 +81,17 @@ def solve(  # noqa: C901 (one branch for each case)
         if x0 is not None and solver.starts_over(state):
             x0 = None
             state = solver.init(operator, B, None, preconditioner)
-        first = state.residual_norms.clone()
+        first, before = state.residual_norms.clone(), now()
         while True:
+            time = now()
             progress = Progress(
                 state.residual_norms,
                 state.iteration,
                 operator.epochs - epochs,
-                now() - begin,
+                time - begin,
+                time - before,
             )
+            before = time
             status = _verdict(stopping, progress, state.columns)
             if status in (End.CONVERGED, End.STAGNATED) and solver.needs_check(state):
                 state = solver.check(operator, state)

@@ -28,12 +28,15 @@ class Progress:
         Entries of H evaluated since the solve began, divided by n^2.
     seconds : float
         Time since the solve began.
+    step_seconds : float
+        Time of the last step, 0 before the first one.
     """
 
     residual_norms: Float[Tensor, " s"]
     iteration: int = 0
     epochs: float = 0.0
     seconds: float = 0.0
+    step_seconds: float = 0.0
 
 
 class StoppingRule(ABC):
@@ -111,10 +114,12 @@ class MaxIterations(_Budget):
 
 
 class MaxSeconds(_Budget):
-    """A budget of ``limit`` seconds; the step in which it runs out is finished."""
+    """A budget of ``limit`` seconds; a step that is as long as the last one must end in it."""
 
     def check(self, progress: Progress) -> End | None:
-        return End.MAX_SECONDS if progress.seconds >= self.limit else None
+        spent = progress.seconds >= self.limit
+        late = progress.seconds + progress.step_seconds > self.limit
+        return End.MAX_SECONDS if spent or late else None
 
 
 @dataclass(frozen=True)

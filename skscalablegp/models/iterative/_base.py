@@ -109,8 +109,9 @@ class SolvedGPRegressor(GPRegressorBase):
         problem = replace(problem, products=self._products(run.device))
         exact = plan.posterior.value == "exact"
         if not exact:
-            # The final solve continues those of training on all rows.
-            run.budget.reserve("final solve" if plan.all_rows else "first solve")
+            # The final solve continues those of training on all rows; subsets may take their time.
+            continues = plan.all_rows and plan.stages.subsets is None
+            run.budget.reserve("final solve" if continues else "first solve")
         factor = FactorBudget(problem, run) if exact else None
         result, plan = self._train(problem, plan, run)
         if result.exact and plan.all_rows:

@@ -19,6 +19,7 @@ from ...linalg.preconditioners import Preconditioner, build_preconditioner
 from ...linalg.solvers import (
     CG,
     LogDet,
+    MaxIterations,
     MaxSeconds,
     Solution,
     Solver,
@@ -124,7 +125,8 @@ def final_solve(
     stopping = estimator.stopping(t, tol)
     part = "solve of the mean" if corrected else 1.0
     if (seconds := budget.for_result(part)) is not None:
-        stopping = stopping | MaxSeconds(seconds)
+        # Without a step the mean would be that of the prior.
+        stopping = stopping | (MaxSeconds(seconds) & MaxIterations(1))
     watch = None
     if solves.early is not None:
         stopping, watch = stopping | solves.early, solves.early.watch

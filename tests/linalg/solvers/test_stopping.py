@@ -109,6 +109,13 @@ def test_columns_and_reductions():
     assert (both | MaxEpochs(10)).check(progress) is End.CONVERGED
 
 
+def test_no_step_begins_that_would_end_late():
+    rule, norms = MaxSeconds(5.0), torch.ones(1)
+    assert rule.check(Progress(norms, 1, seconds=4.0, step_seconds=1.0)) is None
+    assert rule.check(Progress(norms, 1, seconds=4.0, step_seconds=1.1)) is Status.MAX_SECONDS
+    assert rule.check(Progress(norms, 0, seconds=5.0)) is Status.MAX_SECONDS
+
+
 def test_what_is_not_a_number_never_converges():
     progress = Progress(torch.tensor([0.0, float("nan")], dtype=torch.float64))
     assert RelativeResidual(1.0).check(progress) is None
