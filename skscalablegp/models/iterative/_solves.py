@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -40,9 +39,6 @@ _MEAN_TOL = 5e-3
 # Bytes that building such a preconditioner takes for each row and each unit of its rank: factor,
 # whitened factor, blocks and copies in double precision. They get half of the room for matrices.
 _BYTES_OF_RANK, _SHARE_OF_ROOM = 40, 0.5
-
-# A second, four times larger one is timed if so many times the time of the first one is left.
-_ANOTHER = 8.0
 
 # Parameters that a gradient object and the estimator both have.
 _OF_GRADIENTS = (
@@ -106,8 +102,9 @@ class Solves:
         """These solves for the targets alone; `kept` says whether H is stored.
 
         A product with few columns waits for memory, so that a larger preconditioner costs little
-        time. It is as large as `room`, the bytes that all matrices together may take, allows, and
-        as a time budget allows.
+        time. It is as large as `room`, the bytes that all matrices together may take, allows. With
+        a time budget, building it takes at most half of what is left, extrapolated from the time of
+        a smaller one: it grows with the square of the rank.
         """
         solver, n = clone(self.solver), operator.shape[0]
         if solver.takes_preconditioner:
@@ -116,9 +113,11 @@ class Solves:
                 fits = _SHARE_OF_ROOM * room / (_BYTES_OF_RANK * n)
                 rank = min(_MEAN_RANK[kept], n // 10, fits)
                 if budget.limit is not None and rank > given.rank:
-                    rank = int(min(rank, _affordable_rank(given, operator, budget)))
-                else:
-                    rank = max(given.rank, int(rank))
+                    seed = torch.Generator().manual_seed(0)
+                    took = budget.timed(lambda: given.build(operator, seed))
+                    left = budget.share("preconditioner").left
+                    rank = min(rank, given.rank * math.sqrt(left / took))
+                rank = max(given.rank, int(rank))
                 solver.set_params(preconditioner=PIC(rank, _BLOCK_OF_RANK * rank))
         return replace(self, solver=solver, tol=min(self.tol, _MEAN_TOL))
 
@@ -133,26 +132,6 @@ class Solves:
         reachable = torch.finfo(operator.dtype).eps ** 0.5
         tol = min(self.tol, _TOL, max(_TOL_OF_NOISE * ratio, reachable))
         return RelativeResidual(tol) | MaxEpochs(self.max_epochs)
-
-
-def _affordable_rank(
-    given: PreconditionerConfig, operator: KernelOperator, budget: Budget
-) -> float:
-    """The rank of a preconditioner that takes half of the time that is left.
-
-    It is extrapolated from the time of a smaller one, which grows at most with the square of the
-    rank. Where that of the `given` rank would take too long, from one of a quarter of its rank.
-    """
-    least = affordable = max(1, given.rank // 4)
-    for rank in (least, given.rank):
-        smaller = clone(given).set_params(rank=rank)
-        seed = torch.Generator().manual_seed(0)
-        took = budget.timed(partial(smaller.build, operator, seed))
-        left = budget.share("preconditioner").left or 0.0
-        affordable = max(least, rank * math.sqrt(left / took))
-        if left < _ANOTHER * took:
-            break
-    return affordable
 
 
 def default_preconditioner() -> PreconditionerConfig:

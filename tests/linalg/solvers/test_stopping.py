@@ -112,8 +112,8 @@ def test_columns_and_reductions():
 def test_no_step_begins_that_would_end_late():
     rule, norms = MaxSeconds(5.0), torch.ones(1)
     assert rule.check(Progress(norms, 1, seconds=4.0, step_seconds=1.0)) is None
-    assert rule.check(Progress(norms, 1, seconds=4.0, step_seconds=1.1)) is Status.MAX_SECONDS
-    assert rule.check(Progress(norms, 0, seconds=5.0)) is Status.MAX_SECONDS
+    assert rule.check(Progress(norms, 1, seconds=4.0, step_seconds=1.1)) is End.MAX_SECONDS
+    assert rule.check(Progress(norms, 0, seconds=5.0)) is End.MAX_SECONDS
 
 
 def test_what_is_not_a_number_never_converges():

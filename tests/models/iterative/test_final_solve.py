@@ -385,14 +385,13 @@ def test_the_preconditioner_of_the_mean_is_as_large_as_memory_and_time_allow(sta
 
     def build(self, operator, generator):
         built.append(self.rank)
-        now[0] += (self.rank / 200) ** 2
+        now[0] += 1.0
 
     stand_in("PivotedCholesky.build", build)
-    for left, most, timed in ((10.0, 400, [50, 200]), (1e4, 700, [50, 200]), (0.25, 60, [50])):
-        built.clear()
+    for left, most in ((9.0, 400), (1e4, 700), (0.5, 200)):
         with clock(lambda: now[0]):
-            assert rank(math.inf, Budget(left)) == pytest.approx(most, rel=0.1)
-        assert built == timed
+            assert rank(math.inf, Budget(1 + left)) == pytest.approx(most, rel=0.1)
+        assert built.pop() == 200
 
 
 def test_nearest_neighbours_serve_few_rows_and_kernels_without_a_spectral_density():
