@@ -32,22 +32,26 @@ def seconds(monkeypatch):
         yield passed
 
 
+def case(quick=False, **settings):
+    marks = () if quick else pytest.mark.slow
+    return pytest.param(settings, id="-".join(map(str, settings.values())), marks=marks)
+
+
 @pytest.mark.parametrize(
-    "model",
+    "settings",
     [
-        IterativeGPRegressor(solver="cg"),
-        IterativeGPRegressor(solver="cg", subset_size=200),
-        IterativeGPRegressor(solver="cg", posterior="pathwise"),
-        IterativeGPRegressor(solver="cg", posterior="neighbors"),
-        IterativeGPRegressor(solver="block_cg", train_on="subsets", posterior="pathwise"),
+        case(solver="cg"),
+        case(solver="cg", subset_size=200, quick=True),
+        case(solver="cg", posterior="pathwise", quick=True),
+        case(solver="cg", posterior="neighbors"),
+        case(solver="block_cg", train_on="subsets", posterior="pathwise"),
     ],
-    ids=str,
 )
-def test_every_path_ends_by_the_budget(model, seconds):
+def test_every_path_ends_by_the_budget(settings, seconds):
     rng = np.random.default_rng(0)
     X = rng.standard_normal((N, 3))
     y = np.sin(X.sum(1)) + 0.3 * rng.standard_normal(N)
-    model.set_params(max_seconds=5.0, random_state=0)
+    model = IterativeGPRegressor(max_seconds=5.0, random_state=0, **settings)
     with pytest.warns(ConvergenceWarning, match="max_seconds"):
         model.fit(X, y)
     assert seconds[0] < 1.2 * 5.0
