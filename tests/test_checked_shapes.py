@@ -55,9 +55,16 @@ def test_no_test_begins_anew_where_one_check_in_a_process_is_enough(two_calls, m
     assert two_calls(x, longer) == 5
 
 
-def test_dataclasses_are_checked_like_functions(monkeypatch):
-    """Two with the same fields have the same code, and a check each."""
+@pytest.fixture
+def one_call(monkeypatch):
+    """One check of each function in this process."""
+    monkeypatch.setattr(checked_shapes, "EACH_TEST", False)
     monkeypatch.setattr(checked_shapes, "CHECKED_CALLS", 1)
+
+
+@pytest.mark.usefixtures("one_call")
+def test_dataclasses_are_checked_like_functions():
+    """Two with the same fields have the same code, and a check each."""
     for wanted, other in (("2", 3), ("3", 2)):
         fields = {"x": Float[torch.Tensor, wanted]}
         made = dataclasses.make_dataclass(f"Of{wanted}", fields.items())
@@ -72,11 +79,10 @@ class Doubled:
         return 2 * x
 
 
-def test_a_method_without_further_checks_is_as_it_was_written(monkeypatch):
-    monkeypatch.setattr(checked_shapes, "EACH_TEST", False)
-    monkeypatch.setattr(checked_shapes, "CHECKED_CALLS", 1)
+@pytest.mark.usefixtures("one_call")
+def test_a_method_without_further_checks_is_as_it_was_written():
     written = Doubled.of
-    monkeypatch.setattr(Doubled, "of", checked_shapes.in_first_calls(typechecker=beartype)(written))
+    Doubled.of = checked_shapes.in_first_calls(typechecker=beartype)(written)
     for _ in range(2):
         assert Doubled.of is not written
         assert Doubled().of(torch.ones(1)) == 2
