@@ -13,6 +13,8 @@ import skscalablegp as sk
 from skscalablegp.core import fitted_process
 from skscalablegp.meta import with_kernel
 
+pytestmark = pytest.mark.usefixtures("remembered_starts")
+
 RNG = np.random.default_rng(0)
 N, MORE = 80, 5
 CENTRE, UNIT = np.array([1000.0, -3000.0]), np.array([50.0, 0.2])
