@@ -22,7 +22,8 @@ class End(StrEnum):
     said : str
         How training ended, in words; the report fills in the names in braces.
     remedy : str
-        What to change after a linear solve with this end; empty if nothing has to be.
+        What to change, as a sentence; empty if nothing has to be. That of a budget or of a failure
+        of arithmetic is about linear solves.
     """
 
     fails: bool
@@ -61,6 +62,7 @@ class End(StrEnum):
         "interrupted",
         True,
         "the fit was interrupted after {steps}, {kept}: fit again to complete it",
+        "The work was interrupted: begin it again.",
     )
     STAGNATED = (
         "stagnated",
@@ -73,8 +75,18 @@ class End(StrEnum):
         "noise variance from below.",
     )
     # Simple models predict held-out rows clearly better; the report says which.
-    NO_SIGNAL = "no_signal", True, "the model predicts little more than the mean"
-    DIVERGED = "diverged", True, "training diverged after {steps}, {kept}{smaller}"
+    NO_SIGNAL = (
+        "no_signal",
+        True,
+        "the model predicts little more than the mean",
+        "Give a kernel whose length scales suit the columns, or use the other model.",
+    )
+    DIVERGED = (
+        "diverged",
+        True,
+        "training diverged after {steps}, {kept}{smaller}",
+        "Make smaller steps, or use dtype='float64'.",
+    )
     # The matrix of a solve is not positive definite in the working precision.
     BREAKDOWN = (
         "breakdown",

@@ -7,7 +7,6 @@ from numpy.testing import assert_array_equal
 from sklearn.gaussian_process.kernels import RBF, WhiteKernel
 
 from skscalablegp import IterativeGPRegressor
-from skscalablegp.core import _starts
 
 pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
 
@@ -20,11 +19,11 @@ def fit(y=Y, **settings):
 
 
 @pytest.fixture
-def searches(monkeypatch):
+def searches(stand_in):
     """The rows of each search that is made."""
-    made, compare = [], _starts._Search.compare
-    monkeypatch.setattr(
-        _starts._Search, "compare", lambda self: made.append(self._problem.X) or compare(self)
+    made = []
+    compare = stand_in(
+        "_Search.compare", lambda self: made.append(self._problem.X) or compare(self)
     )
     return made
 

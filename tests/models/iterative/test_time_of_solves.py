@@ -2,10 +2,10 @@
 
 import numpy as np
 import pytest
+from inside import clock
 from sklearn.exceptions import ConvergenceWarning
 
 from skscalablegp import IterativeGPRegressor
-from skscalablegp._clock import clock
 from skscalablegp.linalg.operators import KernelOperator
 
 N = 2000
