@@ -57,3 +57,18 @@ def test_every_path_ends_by_the_budget(settings, seconds):
     assert seconds[0] < 1.2 * 5.0
     truth = np.sin(X[:20].sum(1))
     assert np.mean((truth - model.predict(X[:20])) ** 2) < 0.5 * np.var(truth)
+
+
+def test_subsets_leave_half_of_the_time_for_the_first_solve():
+    """A step takes a second, and the subset would take more than three."""
+    passed = [0.0]
+
+    def step(_):
+        passed[0] += 1.0
+
+    X = np.random.default_rng(0).standard_normal((300, 3))
+    settings = {"solver": "cg", "subset_size": 100, "max_seconds": 4.0, "callbacks": step}
+    model = IterativeGPRegressor(random_state=0, **settings)
+    with clock(lambda: passed[0]), pytest.warns(ConvergenceWarning, match="max_seconds"):
+        model.fit(X, np.sin(X.sum(1)))
+    assert passed[0] == 2.0
