@@ -59,6 +59,9 @@ def pytest_collection_modifyitems(items):
     files = {}
     for item in items:
         files.setdefault(item.path, []).append(item)
+        seldom = [f"[{case}]" for mark in item.iter_markers("seldom") for case in mark.args]
+        if item.name.endswith(tuple(seldom)):
+            item.add_marker("night")
         if item.get_closest_marker("night"):
             item.add_marker("slow")
     if seed := os.environ.get("ORDER"):

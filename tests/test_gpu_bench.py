@@ -64,6 +64,7 @@ def test_a_device_without_double_precision(part, count, gpu):
 
 
 @pytest.mark.slow
+@pytest.mark.seldom("sets-6", "products-6")
 @pytest.mark.parametrize("part, count", [("exact", 2), ("sets", 6), ("products", 6)])
 def test_other_parts_end(part, count, gpu, data_folder, monkeypatch):
     monkeypatch.setenv("SKSCALABLEGP_DATA", str(data_folder))
@@ -73,7 +74,7 @@ def test_other_parts_end(part, count, gpu, data_folder, monkeypatch):
         assert "status" in line or line["relative_error"] < 1e-5 or line["rmse"] < 10
 
 
-@pytest.mark.slow
+@pytest.mark.night
 def test_waits_of_every_class(gpu):
     """Predictions of more rows wait no more often, but where experts or trees choose among rows."""
     lines = gpu("--part", "waits", "--device", "cpu", "--seconds", "1e9")

@@ -73,7 +73,7 @@ def lines_of(scale, out, *arguments):
     return [json.loads(text) for text in out.read_text().splitlines()]
 
 
-@pytest.mark.slow
+@pytest.mark.night
 def test_a_run_goes_on_where_its_lines_end(scale, tmp_path):
     out = tmp_path / "lines.jsonl"
     (tmp_path / "explanation").mkdir()

@@ -330,7 +330,7 @@ def test_a_table_without_its_package_says_so(suite, monkeypatch):
     assert "needs no_such_package" in suite.described(table)
 
 
-@pytest.mark.slow
+@pytest.mark.night
 def test_cells(suite, tmp_path, capsys):
     out = tmp_path / "lines.jsonl"
     asked = ["--tables", "breast-cancer", "--splits", "1", "--out", str(out)]

@@ -22,8 +22,9 @@ from ._stationary import Profile, Stationary, root
 # give .94 to 1.04 of the standard deviation (medians of five draws), those of the spectral density
 # alone .21 to 1.06, and single draws of these .21 to 1.4.
 _TAIL_DEGREES = 0.3
-# Smaller ones would belong to frequencies whose phases have no digits.
-_LEAST_CHI_SQUARED = 1e-12
+# Smaller ones would belong to frequencies above 10,000 inverse length scales. They have 1e-4 of the
+# variance for nu=0.5 and 1e-11 for nu=1.5, but up to a percent of the slopes of draws.
+_LEAST_CHI_SQUARED = 1e-8
 
 
 class _Matern(Profile):

@@ -119,6 +119,16 @@ DEFAULTS = {
 
 
 @pytest.mark.slow
+@pytest.mark.seldom(
+    "IterativeGPRegressor",
+    "NNGPRegressor",
+    "MinimaxDKLRegressor",
+    "QSGPRegressor",
+    "RFFRegressor",
+    "SCGDDKLRegressor",
+    "BSGDDKLRegressor",
+    "SGPRRegressor",
+)
 @pytest.mark.parametrize("name", DEFAULTS)
 def test_one_far_entry_of_friedmans_function(name):
     """In a column that matters, and in one that does not."""

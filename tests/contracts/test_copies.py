@@ -33,6 +33,14 @@ def table():
 
 
 @pytest.mark.slow
+@pytest.mark.seldom(
+    "AutoGPClassifier",
+    "StackedGPRegressor",
+    "HeteroscedasticRegressor",
+    "MeanFunctionRegressor",
+    "BSGDDKLRegressor",
+    "MinimaxDKLRegressor",
+)
 @pytest.mark.parametrize("name", NAMES)
 def test_copies_with_different_targets(name):
     kind, given = getattr(skscalablegp, name), {}

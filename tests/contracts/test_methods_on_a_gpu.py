@@ -96,6 +96,16 @@ def answers(model, X):
     return [*out, model.predict(X, return_cov=True)[1]]
 
 
+@pytest.mark.seldom(
+    "nngp",
+    "qsrvm",
+    "heteroscedastic",
+    "auto-classes",
+    "rrcg",
+    "stacked",
+    "mean-function",
+    "iterative-float32",
+)
 @pytest.mark.parametrize("name", METHODS)
 def test_the_numbers_of_the_cpu(name):
     """Also from a pickle that was written on the device and is read without it."""

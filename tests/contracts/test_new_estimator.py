@@ -16,6 +16,7 @@ from skscalablegp.core.posteriors import ExactPosterior
 from skscalablegp.files import register
 from skscalablegp.kernels import compile_kernel
 from skscalablegp.linalg.gradients import exact_marginal_likelihood
+from skscalablegp.solvers import End
 
 
 class SubsetGPRegressor(GPRegressorBase):
@@ -103,7 +104,7 @@ class SubsetGPRegressor(GPRegressorBase):
             kernel = self._compile_kernel(table, run)
             problem = self._table().problem(kernel, torch.float64, run.device, keep=True)
             run.preview = lambda model, step: model._finish(kernel, step.theta)
-            theta, n_iter, reason = kernel.theta0.numpy(), 0, "converged"
+            theta, n_iter, reason = kernel.theta0.numpy(), 0, End.CONVERGED
             if self.optimizer is not None:
                 result = exact_start(problem, run, max_iter=self.max_iter)
                 theta, n_iter, reason = result.theta, result.n_iter, result.stop_reason

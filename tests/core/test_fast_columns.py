@@ -116,6 +116,7 @@ def case(model, n, cycles, d, quick=False):
     return pytest.param(model, n, cycles, d, id=name, marks=() if quick else pytest.mark.slow)
 
 
+@pytest.mark.seldom("IterativeGPRegressor-4000x3-150", "QSGPRegressor-4000x3-150")
 @pytest.mark.parametrize(
     "model, n, cycles, d",
     [

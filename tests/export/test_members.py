@@ -206,6 +206,9 @@ def test_programs_take_any_number_of_rows(name):
 
 
 @pytest.mark.slow
+@pytest.mark.seldom(
+    "auto", "stack", "noise-over-stack", "noise-of-trees", "noise-of-bayesian", "stack-of-bayesian"
+)
 @pytest.mark.parametrize("name", MODELS)
 def test_onnx_files(name, tmp_path):
     sk.export_onnx(fitted(name), tmp_path / "model.onnx")

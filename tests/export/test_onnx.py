@@ -48,6 +48,16 @@ def check(model, path, dtype="float64", tol=1e-6, rows=NEW):
 
 
 # Loops over many neighbours have a test of their own.
+@pytest.mark.seldom(
+    "additive-grid",
+    "committee",
+    "love-grid",
+    "nearest-experts",
+    "grid-network",
+    "experts",
+    "love-rows",
+    "chevron",
+)
 @pytest.mark.parametrize("name", [marked_slow(name, FEW) for name in MODELS if name != "nearest"])
 def test_files_predict_what_their_models_predict(name, tmp_path):
     model = fitted(name)
@@ -59,7 +69,7 @@ def test_files_predict_what_their_models_predict(name, tmp_path):
     assert {entry.domain for entry in written.opset_import} <= {"", "ai.onnx"}
 
 
-@pytest.mark.slow
+@pytest.mark.night
 def test_all_kernels_at_once(tmp_path):
     """A sum has the operators of its parts."""
     kernel = reduce(add, [0.3 * kernel for kernel in KERNELS.values()])
@@ -191,6 +201,7 @@ def test_elimination_in_blocks_solves_the_same(m):
 
 
 @pytest.mark.slow
+@pytest.mark.seldom("neighbours")
 @pytest.mark.skipif(torch.__version__ < "2.13", reason="earlier versions write no loops")
 @pytest.mark.parametrize("kind", ["neighbours", "nearest"])
 def test_a_loop_over_many_neighbours(kind, tmp_path):

@@ -47,7 +47,7 @@ def test_some_cases(tmp_path):
     assert ends.count("refused") > 0.75 * len(ends) and "same" in ends
 
 
-@pytest.mark.slow
+@pytest.mark.night
 def test_more_cases(tmp_path):
     assert not failures(run(2000, 2, tmp_path))
     (few := tmp_path / "few").mkdir()

@@ -359,12 +359,17 @@ class TestRepeatedRows:
             *(
                 pytest.param(n, *row, PoERegressor, marks=pytest.mark.slow)
                 for n, *row in (
+                    (1440, 0, 0.8, 0.2, 0.7, "normal", 0.35),
+                    (1440, 6, 0.95, 0.1, 0.0, "step", 0.8),
+                )
+            ),
+            *(
+                pytest.param(n, *row, PoERegressor, marks=pytest.mark.night)
+                for n, *row in (
                     (600, 1, 0.99, 0.1, 0.0, "normal", -0.05),
                     (1440, 1, 0.99, 0.02, 0.0, "normal", -0.05),
-                    (1440, 0, 0.8, 0.2, 0.7, "normal", 0.35),
                     (1440, 0, 1.0, 0.2, 0.0, "normal", -0.05),
                     (1440, 7, 0.95, 0.1, 0.0, "rare", -0.05),
-                    (1440, 6, 0.95, 0.1, 0.0, "step", 0.8),
                 )
             ),
         ],

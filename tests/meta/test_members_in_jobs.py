@@ -108,6 +108,7 @@ def test_members_in_jobs_are_those_of_this_process(name, parts_in_jobs):
 
 
 @pytest.mark.slow
+@pytest.mark.seldom("held out", "auto")
 @pytest.mark.parametrize("name", ESTIMATORS)
 def test_members_in_other_processes(name):
     with joblib.parallel_config("loky", inner_max_num_threads=1):

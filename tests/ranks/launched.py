@@ -8,10 +8,11 @@ import faulthandler
 import multiprocessing
 import os
 import pickle
+import random
 import socket
 import sys
 import traceback
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import torch
@@ -21,9 +22,13 @@ SECONDS = 120
 
 
 def free_port():
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return found.getsockname()[1]
+    """A port that nobody has: below those that systems give out, so that nobody gets it now."""
+    draw = random.SystemRandom()
+    while True:
+        port = draw.randrange(10_000, 30_000)
+        with socket.socket() as found, suppress(OSError):
+            found.bind(("127.0.0.1", port))
+            return port
 
 
 def environment(rank, size, port):

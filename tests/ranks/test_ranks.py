@@ -447,6 +447,7 @@ def program(name):
 
 
 @pytest.mark.slow
+@pytest.mark.seldom("search.py-n_neighbors")
 @pytest.mark.skipif(not PAGE.exists(), reason="not a checkout of the repository")
 @pytest.mark.parametrize("name, said", [("on_dask.py", "2 ranks"), ("search.py", "n_neighbors")])
 def test_other_programs_of_the_documentation_run(tmp_path, name, said):

@@ -89,6 +89,7 @@ def test_the_code_that_is_compiled(name, stand_in, monkeypatch):
 
 
 @pytest.mark.slow
+@pytest.mark.seldom("keops", "inductor")
 @pytest.mark.parametrize("backend", ["eager", "inductor", "keops"])
 def test_what_the_compilers_of_this_machine_make(backend):
     """In a process without checks of shapes, which compilers cannot trace."""

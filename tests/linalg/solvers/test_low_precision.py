@@ -79,7 +79,7 @@ def test_targets_are_reached(product):
     check(product, range(25))
 
 
-@pytest.mark.slow
+@pytest.mark.night
 @pytest.mark.parametrize("product", [tf32, bf16x3])
 def test_targets_are_reached_in_a_thousand_problems(product):
     check(product, range(500))

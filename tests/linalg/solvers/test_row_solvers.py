@@ -176,7 +176,7 @@ def test_a_solve_that_ends_early_returns_the_better_of_iterate_and_average():
     assert True in chosen and False in chosen
 
 
-@pytest.mark.slow
+@pytest.mark.night
 def test_sketch_and_project_does_not_diverge_in_badly_conditioned_problems():
     """Fifty of them, 50 passes; the NLPD is compared with that of the dense solution."""
     excess = {"adasap": [], "cg": []}

@@ -175,7 +175,7 @@ def test_an_expert_that_diverged_is_named(stand_in):
 
     def train_expert(*args):
         trained.append(plain(*args))
-        reason = "diverged" if len(trained) == 2 else "converged"
+        reason = End.DIVERGED if len(trained) == 2 else End.CONVERGED
         return replace(trained[-1], stop_reason=reason)
 
     plain = stand_in("train_expert", train_expert)
@@ -356,6 +356,7 @@ def described(model, X_new):
     return [model.kernel_.theta, *model.predict(X_new, return_std=True)]
 
 
+@pytest.mark.seldom("True-loky")
 @pytest.mark.parametrize("backend", ["threading", pytest.param("loky", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("share", [pytest.param(True, marks=pytest.mark.slow), False])
 def test_backends_agree(share, backend):
@@ -541,7 +542,7 @@ def test_an_expert_that_spends_its_share_leaves_the_others_theirs(stand_in):
 
     def slow(table, theta, settings, budget, *rest):
         shares.append(budget.limit)
-        reason = "max_seconds" if len(shares) == 1 else "converged"
+        reason = End.MAX_SECONDS if len(shares) == 1 else End.CONVERGED
         return replace(train_expert(table, theta, settings, Budget(), *rest), stop_reason=reason)
 
     train_expert = stand_in("train_expert", slow)

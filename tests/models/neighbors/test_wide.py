@@ -591,7 +591,7 @@ def test_a_device_has_them():
     assert_allclose(module(torch.tensor(X_test[:50]))[0], expected[0], rtol=1e-6, atol=1e-7)
 
 
-@pytest.mark.slow
+@pytest.mark.night
 def test_onnx_files_have_them(thresholds, tmp_path):
     onnxruntime = pytest.importorskip("onnxruntime")
     pytest.importorskip("onnxscript")
