@@ -81,7 +81,7 @@ def pytest_runtest_setup(item):
 
 
 @pytest.fixture(autouse=True)
-def perturbed_input(request, stand_in):
+def perturbed_input(request):
     """With PERTURBED set, every number that an estimator reads is off by about 1e-12 of itself.
 
     What a test promises should not depend on the last digits of its table. Equal numbers stay
@@ -108,10 +108,12 @@ def perturbed_input(request, stand_in):
         X, y = checked
         return perturbed(X), perturbed(y) if rules.get("y_numeric") else y
 
-    exact = stand_in("validate_data", validate)
-    # Arrays that need no conversion would not get here.
-    stand_in("_is_valid", lambda *args, **rules: False)
-    yield
+    # A context of its own: what a test takes back leaves its tables perturbed.
+    with pytest.MonkeyPatch.context() as patch:
+        exact = named.stand_in(patch, "validate_data", validate)
+        # Arrays that need no conversion would not get here.
+        named.stand_in(patch, "_is_valid", lambda *args, **rules: False)
+        yield
 
 
 @pytest.fixture(scope="session")

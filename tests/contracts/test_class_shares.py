@@ -192,7 +192,7 @@ def test_only_probabilities_that_know_more_than_shares_count(informative):
     losses = losses_of_powers(both, codes, torch.tensor(shares))
     power = best_power(losses)
     assert abs(power - 1) < 0.4 if informative else power == 0
-    # A gain of g nats over the shares is shrunk by three of them.
+    # A gain of g nats over the shares is shrunk by five of them.
     log_odds, sign = np.log(p / (1 - p) * shares[0] / shares[1]), 2 * y - 1
 
     def gain(power):
@@ -200,12 +200,12 @@ def test_only_probabilities_that_know_more_than_shares_count(informative):
         return np.sum(np.log(expit(sign * odds)) - np.log(shares[y.astype(int)]))
 
     best = minimize_scalar(lambda at: 0.5 * at**2 - gain(np.exp(at)), bounds=(-2, 2))
-    expected = np.exp(best.x) * max(0, 1 + 3 / best.fun)
+    expected = np.exp(best.x) * max(0, 1 + 5 / best.fun)
     assert_allclose(power, expected if best.fun < 0 else 0, rtol=5e-3)
     # Each trained hyperparameter takes half a nat of what the model gains.
     half = losses_of_powers(both, codes, torch.tensor(shares), n_trained=-best.fun)
     if informative:
-        assert_allclose(best_power(half), np.exp(best.x) * (1 + 6 / best.fun), rtol=5e-3)
+        assert_allclose(best_power(half), np.exp(best.x) * (1 + 10 / best.fun), rtol=5e-3)
 
 
 def three_of_3000(seed, d):
@@ -384,14 +384,14 @@ def test_powers_of_many_calls_are_those_of_all_rows(rows):
         codes = torch.tensor(rng.random(rows) < p).long()
         both, shares = torch.tensor(np.stack([1 - p, p], 1)), torch.full((2,), 0.5).double()
         losses = losses + losses_of_powers(both, codes, shares)
-    assert abs(np.log(best_power(losses))) < 0.2
+    assert abs(np.log(best_power(losses))) < 0.25
 
 
 @pytest.mark.parametrize("number", [0, 1], ids=["sampled", "sparse"])
 def test_streams_of_single_rows_leave_the_shares(number):
     """Twelve rows without a signal, and then rows whose classes are nearly certain."""
     rng = np.random.default_rng(1)
-    X, fresh = rng.standard_normal((44, 2)), rng.standard_normal((FRESH, 2))
+    X, fresh = rng.standard_normal((72, 2)), rng.standard_normal((FRESH, 2))
     y, p = (X[:, 0] > 0).astype(int), (fresh[:, :1] > 0) == [False, True]
     y[:12] = rng.permutation(np.arange(12) % 2)
     model = list(streams(X))[number].partial_fit(X[:12], y[:12])
@@ -423,3 +423,20 @@ def test_counts_far_from_one_keep_their_mean():
     model = SVGPRegressor(likelihood=Counts(), random_state=0).fit(X, y)
     assert_allclose(model.latent_constant_, [np.log(40)], atol=0.1)
     assert_allclose(model.predict(rng.standard_normal((500, 6))).mean(), 40, rtol=0.03)
+
+
+def test_approximate_variances_do_not_lower_a_power():
+    """Those of steps with some functions leave a row less of its neighbours than it has."""
+    rng = np.random.default_rng(0)
+    X, X_new = rng.normal(size=(400, 8)), rng.normal(size=(1000, 8))
+    y, y_new = X[:, 0] + X[:, 1] > 0, X_new[:, 0] + X_new[:, 1] > 0
+    model = QSGPClassifier(
+        n_components=400, inference="stochastic", max_iter=60, random_state=0
+    ).fit(X, y)
+
+    def loss():
+        return -np.log(model.predict_proba(X_new)[np.arange(1000), y_new.astype(int)]).mean()
+
+    with_power = loss()
+    model.probability_power_ = 1.0
+    assert with_power < loss() + 0.01

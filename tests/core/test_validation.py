@@ -330,6 +330,7 @@ def test_columns_of_one_name_are_refused(kind, text):
         kind().fit(X, FRAME["a"])
 
 
+@pytest.mark.exact_input
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("kind", [NNGPRegressor, PoERegressor, HeteroscedasticRegressor])
 def test_targets_of_half_precision_are_those_of_double(kind):

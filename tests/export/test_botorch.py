@@ -133,6 +133,7 @@ def test_observation_noise_as_a_tensor():
     torch.testing.assert_close(noisy.variance, plain.variance + 7)
 
 
+@pytest.mark.exact_input
 @pytest.mark.parametrize("many", [1, 5])
 @pytest.mark.parametrize("t", [1, 2])
 @pytest.mark.parametrize("name", ["default", "normalised", "grid", "features", "pipeline"])

@@ -248,6 +248,7 @@ def test_trees_alone_have_gradients_of_zero():
     assert not slope.any()
 
 
+@pytest.mark.exact_input
 def test_missing_values():
     """Columns with and without missing values in the fitted table, and others in new rows."""
     holes = RNG.uniform(size=LARGE.shape) < [0.2, 0.0, 0.1]

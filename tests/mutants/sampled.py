@@ -322,7 +322,7 @@ MUTANTS = [
     (
         "sampled classes are not compared with their shares",
         "QSGPClassifier._train",
-        "self.probability_power_ = best_power(self._power_losses)",
+        "self.probability_power_ = best_power(self._power_losses, least=least)",
         "pass",
         "tests/contracts/test_class_shares.py -k what_was_trained",
     ),
@@ -438,6 +438,14 @@ MUTANTS = [
         "labels, counts = source.labels()",
         "labels, counts = source.Y, source.counts",
         "tests/ranks/test_own_batches.py -k 'labels_of_all and 2-full'",
+        True,
+    ),
+    (
+        "approximate variances lower the power of probabilities",
+        "QSGPClassifier._train",
+        'least = 0.0 if self.inference_ == "exact" else 1.0',
+        "least = 0.0",
+        "tests/contracts/test_class_shares.py -k approximate_variances",
         True,
     ),
 ]

@@ -205,6 +205,7 @@ def fitted_by_ranks(name):
         return found, model.fit_report_.ranks, new
 
 
+@pytest.mark.exact_input
 @pytest.mark.parametrize(
     "size, name",
     [

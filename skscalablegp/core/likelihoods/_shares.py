@@ -13,11 +13,12 @@ from torch import Tensor
 # Logarithms of the powers of probability ratios that are compared.
 _LOG_POWERS = np.linspace(-2, 2, 41)
 # Nats of gain over the shares that are put down to chance, besides those of what was trained. On 80
-# drawn tables of 50 to 200 rows without signal the largest excess log loss over the shares is .014
-# for SVGPClassifier, 0 for QSGPClassifier and .014 for AutoGPClassifier (.034, .001 and .033 with
-# one nat less); on 120 tables with weak signals the mean gain is .032, .038 and .048 (.035, .041
-# and .052). A full power wherever the gain is above that threshold has up to .155 on the former.
-_BY_CHANCE = 3.0
+# drawn tables of 50 to 200 rows without signal, 3 give a largest excess log loss over the shares of
+# .014 for SVGPClassifier, 0 for QSGPClassifier and .014 for AutoGPClassifier. A further table of 50
+# rows and 8 columns without signal has a gain of 7 by chance, and an excess of .12 with 3. On 32
+# further tables with weak signals the mean gain over the shares is .030 with 3 and .021 with 5. A
+# full power wherever the gain is above a threshold has an excess of up to .155.
+_BY_CHANCE = 5.0
 # Least probability of a held-out row.
 _LEAST = 1e-12
 
@@ -93,12 +94,13 @@ def losses_of_powers(
     return np.array([loss(0.0), *(loss(each) + 0.5 * n_trained for each in np.exp(_LOG_POWERS))])
 
 
-def best_power(losses: Float[np.ndarray, " k"], at_one: float = 1.0) -> float:
+def best_power(losses: Float[np.ndarray, " k"], at_one: float = 1.0, least: float = 0.0) -> float:
     """The power of `towards_shares` with the smallest of `losses_of_powers`, shrunk towards zero.
 
     The logarithm of the power has a normal prior with the precision `at_one`. With a gain of g nats
-    over the shares alone, the power is multiplied by max(0, 1 - 3 / g), like an estimate by James
+    over the shares alone, the power is multiplied by max(0, 1 - 5 / g), like an estimate by James
     and Stein: a gain of few nats, which chance gives, too, counts little, and a clear one fully.
+    The power before that is at least `least`.
     """
     gains = losses[0] - losses[1:] - 0.5 * at_one * _LOG_POWERS**2
     # The top of the parabola through the largest gain and its neighbours.
@@ -107,4 +109,4 @@ def best_power(losses: Float[np.ndarray, " k"], at_one: float = 1.0) -> float:
     step = float(np.clip(rise / max(bend, _LEAST), -1, 1))
     gain = gains[k] + rise * step - 0.5 * bend * step**2
     power = math.exp(_LOG_POWERS[k] + step * (_LOG_POWERS[1] - _LOG_POWERS[0]))
-    return power * max(0.0, 1 - _BY_CHANCE / gain) if gain > 0 else 0.0
+    return max(power, least) * max(0.0, 1 - _BY_CHANCE / gain) if gain > 0 else 0.0

@@ -170,7 +170,7 @@ class SVGPClassifier(SparseMixin, GPClassifierBase):
     probability_power_ : float
         The power of the ratio of probabilities to `class_prior_`, by which this is multiplied; 1
         without `calibrate`. It has the lowest leave-one-out log loss of the rows of all calls, and
-        is shrunk towards 0, the shares of the classes, by 3 / g, where g is the gain over these in
+        is shrunk towards 0, the shares of the classes, by 5 / g, where g is the gain over these in
         nats; it is 0 if there is no such gain.
     lower_bound_ : float
         Lower bound of the log marginal likelihood of the rows of `fit`, summed over rows.

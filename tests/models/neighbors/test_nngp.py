@@ -354,6 +354,7 @@ def test_calibration_scales_the_kernel_by_rows_left_out(objective):
     assert_allclose(np.mean(squares), 1, rtol=1e-3)
 
 
+@pytest.mark.exact_input
 def test_equal_rows_are_left_out_together_and_each_is_predicted():
     X, y, _ = table(300)
     rng = np.random.default_rng(0)

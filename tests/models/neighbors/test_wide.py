@@ -557,6 +557,7 @@ def test_added_rows_in_another_precision_or_with_more_neighbours(changed):
         assert_allclose(gp.predict(X_test), plain.predict(X_test), rtol=1e-6, atol=1e-8)
 
 
+@pytest.mark.exact_input
 def test_equal_rows_are_held_out_together(thresholds):
     """Merged rows have the noise of their mean, here and in the oracle."""
     thresholds(_CERTAIN=0.5)
