@@ -45,7 +45,8 @@ def test_gradients_of_draws(name):
     draws = sk.draw_functions(fitted(name), 2)
     slopes = draws.gradients(NEW)
     assert slopes.shape == (len(NEW), 2, 3)
-    for j, h in enumerate(2e-6 * UNITS):
+    # Draws of stationary kernels have high frequencies, and those at few rows large terms.
+    for j, h in enumerate((1e-5 if name == "relevance" else 2e-6) * UNITS):
         change = slope_by_differences(lambda t, j=j: draws.values(NEW + t * np.eye(3)[j]), h)
         error = np.abs(slopes[:, :, j] - change) * UNITS[j] / Y.std()
         assert np.median(error) < 1e-6 and error.max() < 1e-3
