@@ -34,9 +34,9 @@ templates_path = ["_templates"]
 default_role = "obj"
 autosummary_generate = True
 # Class pages list every method, inherited ones included, but these: they serve the package, or
-# are those of a dictionary (a report is one) or of any torch module.
+# are those of a dictionary (a report is one), of a string (an end is one) or of any torch module.
 of_torch = [name for name in dir(torch.nn.Module) if name != "forward"]
-autosummary_context = {"hidden_methods": ["__init__", *dir(dict), *of_torch]}
+autosummary_context = {"hidden_methods": ["__init__", *dir(dict), *dir(str), *of_torch]}
 # Beside a class page, methods are listed by their own names.
 toc_object_entries_show_parents = "hide"
 autodoc_typehints = "none"
