@@ -20,10 +20,9 @@ class End(StrEnum):
     fails : bool
         Whether the work ended before its goal, which is worth a warning.
     said : str
-        How training ended, in words; the report fills in the names in braces.
+        How training ended and what to do, in words; the report fills in the names in braces.
     remedy : str
-        What to change, as a sentence; empty if nothing has to be. That of a budget or of a failure
-        of arithmetic is about linear solves.
+        What to change after a linear solve that failed in this way: a sentence.
     """
 
     fails: bool
@@ -44,10 +43,11 @@ class End(StrEnum):
         "{limit}={value!r} ended {where} before it had converged{slope}, {kept}: raise {limit}",
         _RAN_OUT.format("number of iterations"),
     )
+    # A fit says "max_iter" in its place.
     MAX_EPOCHS = (
         "max_epochs",
         True,
-        MAX_ITER[2],
+        "",
         _RAN_OUT.format("budget of solver epochs (solver_max_epochs)"),
     )
     MAX_SECONDS = (
@@ -62,7 +62,6 @@ class End(StrEnum):
         "interrupted",
         True,
         "the fit was interrupted after {steps}, {kept}: fit again to complete it",
-        "The work was interrupted: begin it again.",
     )
     STAGNATED = (
         "stagnated",
@@ -74,19 +73,9 @@ class End(StrEnum):
         "dtype='float64', loosen the tolerance, raise the preconditioner's rank, or bound the "
         "noise variance from below.",
     )
-    # Simple models predict held-out rows clearly better; the report says which.
-    NO_SIGNAL = (
-        "no_signal",
-        True,
-        "the model predicts little more than the mean",
-        "Give a kernel whose length scales suit the columns, or use the other model.",
-    )
-    DIVERGED = (
-        "diverged",
-        True,
-        "training diverged after {steps}, {kept}{smaller}",
-        "Make smaller steps, or use dtype='float64'.",
-    )
+    # Simple models predict held-out rows clearly better; the check of the signal says which.
+    NO_SIGNAL = "no_signal", True
+    DIVERGED = "diverged", True, "training diverged after {steps}, {kept}{smaller}"
     # The matrix of a solve is not positive definite in the working precision.
     BREAKDOWN = (
         "breakdown",

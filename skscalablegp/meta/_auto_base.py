@@ -37,7 +37,6 @@ _AS_DATES = "pandas.to_datetime makes dates, which become days, weekdays and hou
 _PROBE = 100
 # The parameter of models that support categories: numbers of columns.
 _CATEGORIES = "categorical_features"
-# Statuses of fits that time, a callback or an interrupt has ended early.
 
 
 @dataclass(frozen=True, eq=False)

@@ -17,7 +17,8 @@ from skscalablegp import IterativeGPRegressor, SVGPRegressor
 from skscalablegp.core import PARAMETERS, FitRun, GPModel, warn_once
 from skscalablegp.core.posteriors import Posterior
 from skscalablegp.core.training import StopTraining
-from skscalablegp.linalg.solvers import End, SolveSummary
+from skscalablegp.linalg.solvers import SolveSummary
+from skscalablegp.solvers import End
 
 
 class Model(RegressorMixin, GPModel):

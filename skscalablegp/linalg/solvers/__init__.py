@@ -21,7 +21,7 @@ from ._cholesky import Cholesky, cholesky_with_jitter
 from ._lanczos import Lanczos, LogDet, WithLogDet, lanczos, radau
 from ._loop import solve
 from ._resolve import preconditioner_for, resolve_solver
-from ._solution import End, Solution, SolveSummary
+from ._solution import Solution, SolveSummary
 from ._stopping import (
     MaxEpochs,
     MaxIterations,

@@ -12,12 +12,13 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from ..._clock import now
+from ..._end import End
 from ..blocks import watched
 from ..operators import SelfAdjointOperator, column_norms
 from ..parallel import one_thread
 from ..preconditioners import Preconditioner
 from ._base import Column, Solver, SolverState, first_guess
-from ._solution import End, Solution
+from ._solution import Solution
 from ._stopping import Progress, StoppingRule
 
 

@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ._solution import End
+from ..._end import End
 
 
 @dataclass(frozen=True, eq=False)

@@ -164,7 +164,7 @@ class QSGPClassifier(QSGPMixin, GPClassifierBase):
         The power of the ratio of probabilities to `class_prior_`, by which this is multiplied, with
         the lowest leave-one-out log loss on up to 2,000 training rows of each call. It is shrunk
         towards 0, the shares of the classes, by 5 / g, where g is the gain over these in nats, and
-        is 0 if there is no such gain.
+        is 0 if there is no such gain. With ``inference="stochastic"`` it is at least 1 before that.
     coef_ : ndarray of shape (m, 1) or (m, c)
         Means of the weights, for the second class or for each class.
     inference_ : str

@@ -8,8 +8,7 @@ from sklearn.gaussian_process.kernels import RBF, Matern, WhiteKernel
 
 from skscalablegp.kernels import compile_kernel
 from skscalablegp.linalg.operators import KernelOperator
-from skscalablegp.linalg.solvers import End
-from skscalablegp.solvers import CG, BlockCG, MaxIterations, RelativeResidual, solve
+from skscalablegp.solvers import CG, BlockCG, End, MaxIterations, RelativeResidual, solve
 
 
 def kept_bits(A, bits):

@@ -13,11 +13,11 @@ from sklearn.gaussian_process.kernels import RBF, Matern, WhiteKernel
 from skscalablegp import IterativeGPRegressor, to_torch
 from skscalablegp.kernels import compile_kernel
 from skscalablegp.linalg.gradients import GPProblem, Repeats
-from skscalablegp.linalg.solvers import End, Progress, solve
+from skscalablegp.linalg.solvers import Progress, solve
 from skscalablegp.models.iterative._early_end import HeldOutErrors
 from skscalablegp.models.iterative._final_solve import _estimate_likelihood, _log_det
 from skscalablegp.preconditioners import PIC
-from skscalablegp.solvers import BlockCG, MaxIterations
+from skscalablegp.solvers import BlockCG, End, MaxIterations
 
 
 def problem_of(n, t=2, noise=0.01):

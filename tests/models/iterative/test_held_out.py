@@ -13,10 +13,11 @@ from sklearn.gaussian_process.kernels import Matern, WhiteKernel
 from skscalablegp import IterativeGPRegressor, to_torch
 from skscalablegp.kernels import compile_kernel
 from skscalablegp.linalg.gradients import GPProblem, Repeats
-from skscalablegp.linalg.solvers import End, Solution
+from skscalablegp.linalg.solvers import Solution
 from skscalablegp.models.iterative import IterativePosterior
 from skscalablegp.models.iterative._base import LeftOut
 from skscalablegp.models.iterative._final_solve import FinalSolve, solve_without
+from skscalablegp.solvers import End
 
 pytestmark = pytest.mark.usefixtures("remembered_starts")
 
