@@ -153,10 +153,11 @@ def items_of(chosen: list[str]) -> list[Item]:
     return found
 
 
-# Runs pytest for each list of arguments; fewer processes import torch and the package this way.
-RUNS = """
-import json, sys
-import pytest
+# Waits for lists of arguments of pytest, and runs them in a fork of itself: torch, pandas and
+# scikit-learn are imported once, the package for each mutant.
+WARM = """
+import json, os, resource, sys
+import pandas, pytest, sklearn.ensemble, sklearn.gaussian_process, torch
 
 def say(*words):
     print(*words, file=sys.stderr, flush=True)
@@ -169,31 +170,67 @@ class Tests:
         if report.failed:
             say("fails", report.nodeid)
 
-for arguments in json.loads(sys.argv[1]):
-    say("ends", int(pytest.main(arguments, plugins=[Tests()])))
+for line in sys.stdin:
+    seconds, lists = json.loads(line)
+    child = os.fork()
+    if not child:
+        try:
+            resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
+            for arguments in lists:
+                say("ends", int(pytest.main(arguments, plugins=[Tests()])))
+        finally:
+            os._exit(0)
+    say("over", os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 """
 
 
-def ends(package_root: Path, tests: list[str], seconds: float, options: list[str]) -> list[End]:
-    """How pytest ends for tests and a package elsewhere.
+class Copy:
+    """A copy of the package, and a process that runs tests with it.
+
+    Parameters
+    ----------
+    folder : Path
+        Where to put it; gone when its owner removes the folder.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        shutil.copytree(ROOT / "skscalablegp", folder / "skscalablegp")
+        self.folder, self.output = folder, folder / "output"
+        with self.output.open("w", encoding="utf-8") as output:
+            # -P: the checkout's own package must not come first.
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-c", WARM],
+                cwd=ROOT,
+                env=os.environ | {"PYTHONPATH": str(folder)},
+                stdin=subprocess.PIPE,
+                stdout=output,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+
+    def lines(self, seconds: float, arguments: list[list[str]]) -> Iterator[str]:
+        """What the process says of the tests, as it comes."""
+        process = self._process
+        print(json.dumps([math.ceil(seconds), arguments]), file=process.stdin, flush=True)
+        for line in process.stderr:
+            yield line.rstrip()
+            if line.startswith("over "):
+                return
+
+    def close(self) -> None:
+        self._process.communicate()
+
+
+def ends(copy: Copy, tests: list[str], seconds: float, options: list[str]) -> list[End]:
+    """How pytest ends for lists of tests with one copy of the package.
 
     `seconds` is processor time. A limit of the clock would count what a busy machine does not
     finish as noticed. The test that runs where time runs out has failed.
     """
-    env = os.environ | {"PYTHONPATH": str(package_root)}
     common = ["-q", "-p", "no:cacheprovider", *options]
-    arguments = json.dumps([[*common, *shlex.split(each)] for each in tests])
-    # -P: the checkout's own package must not come first.
-    call = shlex.join([sys.executable, "-P", "-c", RUNS, arguments])
-    done = subprocess.run(
-        ["sh", "-c", f"ulimit -t {math.ceil(seconds)}; exec {call}"],
-        cwd=ROOT,
-        env=env,
-        capture_output=True,
-        text=True,
-    )
-    found, last, running, slow = [], End(1, [], []), [], set()
-    for word, _, rest in (line.partition(" ") for line in done.stderr.splitlines()):
+    found, last, running, slow, code = [], End(1, [], []), [], set(), "no answer"
+    said = list(copy.lines(seconds, [[*common, *shlex.split(each)] for each in tests]))
+    for word, _, rest in (line.partition(" ") for line in said):
         if word in ("quick", "slow"):
             running = [rest]
             slow |= {rest} if word == "slow" else set()
@@ -202,32 +239,37 @@ def ends(package_root: Path, tests: list[str], seconds: float, options: list[str
         elif word == "ends" and rest.isdigit():
             found.append(last._replace(code=int(rest)))
             last, running = End(1, [], []), []
-    if done.returncode in (-signal.SIGXCPU, -signal.SIGKILL) and len(found) < len(tests):
+        elif word == "over":
+            code = rest
+    if code in (str(-signal.SIGXCPU), str(-signal.SIGKILL)) and len(found) < len(tests):
         last.failed.extend(running)
         found += [last, *[End(1, [], [])] * (len(tests) - len(found) - 1)]
     codes = [each.code for each in found]
     if len(codes) < len(tests) or not set(codes) <= {0, 1, pytest.ExitCode.NO_TESTS_COLLECTED}:
-        print(done.stdout[-2000:], done.stderr[-2000:])
-        raise SystemExit(f"pytest {'; '.join(tests)} ended with {codes}.")
+        print(copy.output.read_text(encoding="utf-8")[-2000:], "\n".join(said)[-2000:])
+        raise SystemExit(f"pytest {'; '.join(tests)} ended with {codes} and {code}.")
     for each in found:
         each.slow.extend(name for name in each.failed if name in slow)
     return found
 
 
 @contextmanager
-def copies_of_the_package(number: int) -> Iterator[Queue[Path]]:
+def copies_of_the_package(number: int) -> Iterator[Queue[Copy]]:
     with tempfile.TemporaryDirectory() as folder:
-        copies: Queue[Path] = Queue()
+        copies: Queue[Copy] = Queue()
         for name in map(str, range(number)):
-            shutil.copytree(ROOT / "skscalablegp", Path(folder) / name / "skscalablegp")
-            copies.put(Path(folder) / name)
-        yield copies
+            copies.put(Copy(Path(folder) / name))
+        try:
+            yield copies
+        finally:
+            while not copies.empty():
+                copies.get().close()
         if sys.pycache_prefix:
             shutil.rmtree(f"{sys.pycache_prefix}{folder}", ignore_errors=True)
 
 
 def pass_as_it_is(
-    items: list[Item], copies: Queue[Path], seconds: float, options: list[str]
+    items: list[Item], copies: Queue[Copy], seconds: float, options: list[str]
 ) -> None:
     """Run the tests of mutants without a mistake.
 
@@ -244,10 +286,10 @@ def pass_as_it_is(
         raise SystemExit(f"Tests that fail on the package as it is: {'; '.join(wrong)}")
 
 
-def outcome(item: Item, copies: Queue[Path], seconds: float, options: list[str]) -> End:
+def outcome(item: Item, copies: Queue[Copy], seconds: float, options: list[str]) -> End:
     """How the tests of one mutant end."""
     copy = copies.get()
-    path = copy / "skscalablegp" / item.file
+    path = copy.folder / "skscalablegp" / item.file
     right = path.read_text(encoding="utf-8")
     path.write_text(item.code, encoding="utf-8")
     try:
@@ -258,7 +300,7 @@ def outcome(item: Item, copies: Queue[Path], seconds: float, options: list[str])
 
 
 def survivors(
-    items: list[Item], copies: Queue[Path], seconds: float, name: str, marked: str
+    items: list[Item], copies: Queue[Copy], seconds: float, name: str, marked: str
 ) -> list[Item]:
     """The mutants that no test with a mark notices."""
     options = ["-x", "-m", marked]
@@ -297,7 +339,7 @@ def needed_slow(known: dict[tuple[str, str], dict]) -> list[str]:
 
 
 def record_killers(
-    items: list[Item], copies: Queue[Path], seconds: float, options: list[str], file: Path
+    items: list[Item], copies: Queue[Copy], seconds: float, options: list[str], file: Path
 ) -> list[Item]:
     """Write which tests kill each mutant that a file lacks; gives the mutants that survive."""
     known = recorded(file) if file.exists() else {}
