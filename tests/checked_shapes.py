@@ -29,6 +29,8 @@ _counts: Counter[str] = Counter()
 _checks: dict = {}
 # What a function without further checks calls, and the one that checks in its place.
 _let_go: list = []
+# Methods that are as written again from the next test on: what holds one may be about to pickle it.
+_as_written: list = []
 # In a forked process no checks are made anew, which would take each rank a second. What only ranks
 # compute is compared with one process.
 _forked: list = []
@@ -47,6 +49,10 @@ _called = _Called()
 
 def begin_test() -> None:
     """Counts the calls from here on, unless one in the process is enough."""
+    while _as_written:
+        owner, target, stand_in = _as_written.pop()
+        if vars(owner).get(target.__name__) is stand_in:
+            setattr(owner, target.__name__, target)
     if EACH_TEST:
         count_anew()
 
@@ -86,7 +92,7 @@ def checks_of(function, typechecker):
 
 
 def let_go(target, stand_in, called) -> None:
-    """Makes what is not checked any more cheap: a method, and an __init__, is as written again.
+    """Makes what is not checked any more cheap: methods are as written again in the next test.
 
     Other names of a function, such as those of modules that import it, keep a stand-in that calls
     it and does no more.
@@ -99,7 +105,7 @@ def let_go(target, stand_in, called) -> None:
     for part in outer:
         owner = getattr(owner, part, None)
     if isinstance(owner, type) and vars(owner).get(name) is stand_in:
-        setattr(owner, name, target)
+        _as_written.append((owner, target, stand_in))
 
 
 def in_first_calls(target=None, *, typechecker):
