@@ -383,6 +383,7 @@ class EstimatorContract(Contract):
             alone = row.new(optimizer=None).fit(X, Y[:, column]).predict(X_new)
             assert_allclose(both[:, column], alone, rtol=0.02, atol=0.02)
 
+    @pytest.mark.exact_input
     @once_a_base
     def test_float32_input(self, row):
         X, y, X_new = table()

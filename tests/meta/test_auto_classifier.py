@@ -80,6 +80,7 @@ def test_it_predicts_well(small):
 
 
 @pytest.mark.slow
+@pytest.mark.exact_input
 def test_refits_repeat(small):
     model, X, y = small
     again = clone(model).fit(X, y)
