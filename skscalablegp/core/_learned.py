@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from scipy.spatial.distance import cdist
 
-from ._fast_columns import FastColumn, fast_column, rows_to_look_at
+from ._fast_columns import NEAREST, FastColumn, fast_column, local_errors, rows_to_look_at
 from ._signal import FEWEST_ROWS, Signal, simple_signals
 from .data import column_spread
 
@@ -19,8 +19,8 @@ _LOOK, _ROWS, _FEWEST_LOOKED, _PRODUCT = 200, 2000, 50, 2e9
 # The model has learned nothing if it explains no more than this share of the variance, or if its
 # predictions correlate with the targets by no more standard errors than this.
 _NOTHING, _ERRORS = 0.05, 3.0
-# A model has missed a column if its squared errors are so many times those of means of neighbours
-# in that column.
+# A model has missed a column if its squared errors are so many times those of local processes in
+# that column, which is about a tenth of a nat.
 _MISSED = 1.25
 # Models without a closed form are evaluated at rows that are moved from training rows by this share
 # of the distance to the nearest row.
@@ -55,7 +55,7 @@ def nothing_learned(model: Any, X: Any, y: Any, classes: Any = None) -> str:  # 
     Notes
     -----
     The first look costs a leave-one-out prediction of at most 200 rows, or a prediction if there is
-    no closed form. They are compared with means of neighbours in a fast column (`fast_column`), if
+    no closed form. They are compared with local processes in a fast column (`local_errors`), if
     there is one. Only if the look finds nothing, a linear model and boosted trees are fitted. The
     difference of squared errors decides, by three standard errors.
     """
@@ -82,10 +82,10 @@ def nothing_learned(model: Any, X: Any, y: Any, classes: Any = None) -> str:  # 
     look = np.sort(first)
     predicted = predicted_rows(look)
     some = rows_to_look_at(*X.shape)
-    fast = fast_column(np.asarray(X[some], dtype=np.float64), Y[some] / units)
-    if fast is not None:
+    X_some, Y_some = np.asarray(X[some], dtype=np.float64), Y[some] / units
+    if (fast := fast_column(X_some, Y_some)) is not None:
         # Both orders begin alike.
-        errors = fast.errors[: len(first)][np.argsort(first)]
+        errors = local_errors(fast, X_some, Y_some, len(first))[np.argsort(first)]
         if said := _missed(fast, errors, predicted, Y[look] / units):
             return said
     if _has_learned(predicted, Y[look] / units):
@@ -165,7 +165,7 @@ def _has_learned(predicted: np.ndarray, Y: np.ndarray) -> bool:
 
 
 def _missed(fast: FastColumn, errors: np.ndarray, predicted: np.ndarray, truth: np.ndarray) -> str:
-    """A sentence if means of neighbours in a fast column, with these errors, predict better."""
+    """A sentence if local processes in a fast column, with these errors, predict better."""
     own = (np.square(truth - predicted)[:, fast.targets] / fast.units).sum(1)
     falls = own - errors
     error = max(float(falls.std()) / math.sqrt(len(falls)), 1e-12)
@@ -174,8 +174,8 @@ def _missed(fast: FastColumn, errors: np.ndarray, predicted: np.ndarray, truth: 
     return (
         f"the model has missed what varies many times over the range of column {fast.column}: its "
         f"predictions leave {own.mean():.2g} of the variance of {len(own)} rows unexplained, and "
-        f"means of {fast.rows} neighbours in this column leave {errors.mean():.2g}. Try a shorter "
-        "length scale of this column in the kernel, or a model that resolves it, such as "
+        f"processes of {NEAREST} neighbours in this column leave {errors.mean():.2g}. Try a "
+        "shorter length scale of this column in the kernel, or a model that resolves it, such as "
         "IterativeGPRegressor or NNGPRegressor"
     )
 
