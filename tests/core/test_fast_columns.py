@@ -16,7 +16,9 @@ from skscalablegp import (
     SGPRRegressor,
     SVGPRegressor,
 )
-from skscalablegp.core import StartRows, fast_column
+from skscalablegp.core import LeftOut, StartRows, _fast_columns, fast_column
+from skscalablegp.core._fast_columns import NEAREST, local_errors
+from skscalablegp.core._learned import nothing_learned
 
 NOISE = 0.4
 
@@ -47,8 +49,56 @@ def test_the_column_is_found(n, cycles, d):
     assert fast.column == d // 2
     # Windows much shorter than a cycle, in which the mean is not the function's own mean.
     assert fast.width < 0.6 / cycles
-    # The errors are those of predictions from other rows: no smaller than the noise.
-    assert fast.errors.mean() * y.var() > NOISE**2
+
+
+def test_local_errors_are_those_of_processes_of_the_nearest_rows(monkeypatch):
+    """scikit-learn's process of the other rows of a window predicts the row that it surrounds."""
+    X, y, _ = series(400, 20, 3)
+    fast = fast_column(X, y[:, None])
+    for name, only in (("_OF_OTHERS", 4.0), ("_OF_FAST", 2.0), ("_NOISES", 0.1)):
+        monkeypatch.setattr(_fast_columns, name, (only,))
+    errors = local_errors(fast, X, y[:, None], 30)
+    scale = 4 * X.std(0) * np.sqrt(3)
+    scale[1] = 2 * fast.width
+    order = np.argsort(X[:, 1])
+    z = (y - y.mean()) / y.std()
+    for row in range(30):
+        place = int(np.flatnonzero(order == row)[0])
+        begin = min(max(place - NEAREST // 2, 0), len(X) - NEAREST - 1)
+        others = np.setdiff1d(order[begin : begin + NEAREST + 1], row)
+        gp = GaussianProcessRegressor(Matern(scale, nu=1.5), alpha=0.1, optimizer=None)
+        predicted = gp.fit(X[others], z[others]).predict(X[row : row + 1])
+        assert errors[row] == pytest.approx((z[row] - predicted[0]) ** 2, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    "n, cycles, d",
+    [
+        (1500, 60, 2),
+        pytest.param(800, 40, 1, marks=pytest.mark.slow),
+        pytest.param(1500, 60, 4, marks=pytest.mark.slow),
+    ],
+)
+def test_local_errors_are_as_small_as_those_of_the_exact_process(n, cycles, d):
+    """As small as those of the dense process, whose hyperparameters a part of the rows chose."""
+    X, y, _ = series(n, cycles, d)
+    errors = local_errors(fast_column(X, y[:, None]), X, y[:, None], 200) * y.var()
+    inverse = np.linalg.inv(of_part(X, y, cycles, d)(X))
+    exact = np.square(inverse @ y / np.diag(inverse))[:200]
+    assert NOISE**2 < errors.mean() < 1.1 * exact.mean()
+
+
+@pytest.mark.parametrize("missing, missed", [(0.02, False), (0.05, True)])
+def test_a_tenth_of_a_nat_is_missed(missing, missed):
+    """Noise has .027 of the variance, the exact process leaves .049, and means of two rows .133."""
+    X, y, f = series(1500, 60, 2)
+    off = np.sqrt(missing) * y.std() * np.random.default_rng(2).standard_normal(len(y))
+
+    class Given:
+        def _left_out(self, X, y, noise_variance, rows):
+            return LeftOut(rows, (f + off)[rows], None, "leave_one_out")
+
+    assert ("varies many times" in nothing_learned(Given(), X, y)) == missed
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -127,6 +177,8 @@ def case(model, n, cycles, d, quick=False):
         case(KISSGPRegressor(), 4000, 150, 3),
         case(NNGPRegressor(), 2500, 52, 1),
         case(QSGPRegressor(), 4000, 150, 3),
+        case(SGPRRegressor(), 2500, 187, 1),
+        case(SGPRRegressor(), 3000, 100, 3),
         case(SVGPRegressor(), 2500, 52, 1),
     ],
 )
@@ -161,6 +213,11 @@ def right_kernel(cycles, d):
 def reference(n, cycles, d):
     """The density under scikit-learn's exact process, with the hyperparameters of a part."""
     X, y, _ = series(n, cycles, d)
+    kernel = of_part(X, y, cycles, d)
+    return density(GaussianProcessRegressor(kernel, optimizer=None).fit(X, y), cycles, d)
+
+
+def of_part(X, y, cycles, d):
+    """The kernel of scikit-learn's process of the rows in a part of the column."""
     near = np.abs(X[:, d // 2] - 0.5) < (0.1 if d == 1 else 0.05)
-    of_part = GaussianProcessRegressor(right_kernel(cycles, d)).fit(X[near], y[near])
-    return density(GaussianProcessRegressor(of_part.kernel_, optimizer=None).fit(X, y), cycles, d)
+    return GaussianProcessRegressor(right_kernel(cycles, d)).fit(X[near], y[near]).kernel_
