@@ -71,19 +71,21 @@ def nothing_learned(model: Any, X: Any, y: Any, classes: Any = None) -> str:  # 
     # Targets count alike, whatever their units.
     units = np.where(np.ptp(Y, axis=0) > 0, Y.std(0), 1.0)
 
+    some = rows_to_look_at(*X.shape)
+    X_some, Y_some = np.asarray(X[some], dtype=np.float64), Y[some] / units
+    fast = fast_column(X_some, Y_some)
+
     def predicted_rows(rows: np.ndarray) -> np.ndarray:
         left = model._left_out(X, Y if Y.shape[1] > 1 else Y[:, 0], None, rows)
         if left is not None and left.how == "leave_one_out":
             return left.mean.reshape(len(rows), -1) / units
-        return predicted_nearby(model._expected_targets, X[rows], n) / units
+        return predicted_nearby(model._expected_targets, X[rows], n, fast) / units
 
     order = np.random.RandomState(0).permutation(n)[:_ROWS]
     first = order[: min(_LOOK, max(_FEWEST_LOOKED, int(_PRODUCT / n**2)))]
     look = np.sort(first)
     predicted = predicted_rows(look)
-    some = rows_to_look_at(*X.shape)
-    X_some, Y_some = np.asarray(X[some], dtype=np.float64), Y[some] / units
-    if (fast := fast_column(X_some, Y_some)) is not None:
+    if fast is not None:
         # Both orders begin alike.
         errors = local_errors(fast, X_some, Y_some, len(first))[np.argsort(first)]
         if said := _missed(fast, errors, predicted, Y[look] / units):
@@ -191,7 +193,10 @@ def _errors(predicted: np.ndarray, Y: np.ndarray, signal: Signal) -> np.ndarray:
 
 
 def predicted_nearby(
-    predict: Callable[[np.ndarray], np.ndarray], X: np.ndarray, n: int
+    predict: Callable[[np.ndarray], np.ndarray],
+    X: np.ndarray,
+    n: int,
+    fast: FastColumn | None = None,
 ) -> np.ndarray:
     """Predictions close to training rows X, by a model that was fitted to their targets.
 
@@ -206,6 +211,9 @@ def predicted_nearby(
         Some of the training rows.
     n : int
         Number of all of them, among which the nearest one is nearer.
+    fast : FastColumn, optional
+        In this column, rows move no further than a tenth of the distance of neighbours in it: the
+        nearest row of several columns may be cycles away.
     """
     if len(X) < 2:
         return predict(X)
@@ -215,5 +223,8 @@ def predicted_nearby(
     apart[apart == 0] = np.inf
     towards = X[apart.argmin(1)] - X
     codes = [len(np.unique(x)) <= _CODES and (x == np.round(x)).all() for x in X.T]
-    step = _NEARBY * (k / max(n, k)) ** (1 / d)
-    return predict(X + np.where(codes, 0.0, step * towards))
+    moved = np.where(codes, 0.0, _NEARBY * (k / max(n, k)) ** (1 / d) * towards)
+    if fast is not None:
+        largest = _NEARBY * fast.width / fast.rows
+        moved[:, fast.column] = np.clip(moved[:, fast.column], -largest, largest)
+    return predict(X + moved)

@@ -27,11 +27,15 @@ def series(n, cycles, d=1, seed=0):
     """Rows of uniform columns, the target, and the function of which it is a noisy value."""
     rng = np.random.default_rng(seed)
     X = rng.uniform(size=(n, d))
+    f = function(X, cycles)
+    return X, f + NOISE * rng.standard_normal(n), f
+
+
+def function(X, cycles):
+    d = X.shape[1]
     phase = 2 * np.pi * cycles * X[:, d // 2]
     f = 3 * np.sin(phase) + 1.5 * np.sin(2 * phase)
-    if d > 1:
-        f = f + X[:, 0] + np.sin(3 * X[:, -1])
-    return X, f + NOISE * rng.standard_normal(n), f
+    return f + X[:, 0] + np.sin(3 * X[:, -1]) if d > 1 else f
 
 
 def fitted(model, X, y):
@@ -99,6 +103,21 @@ def test_a_tenth_of_a_nat_is_missed(missing, missed):
             return LeftOut(rows, (f + off)[rows], None, "leave_one_out")
 
     assert ("varies many times" in nothing_learned(Given(), X, y)) == missed
+
+
+@pytest.mark.parametrize("n, cycles, d", [(3000, 60, 2), (3000, 100, 3)])
+def test_the_function_itself_misses_nothing(n, cycles, d):
+    """A model without a closed form is evaluated close to rows, not cycles away."""
+    X, y, _ = series(n, cycles, d)
+
+    class Known:
+        def _left_out(self, X, y, noise_variance, rows):
+            return None
+
+        def _expected_targets(self, X):
+            return function(X, cycles)[:, None]
+
+    assert nothing_learned(Known(), X, y) == ""
 
 
 @pytest.mark.parametrize("seed", range(20))

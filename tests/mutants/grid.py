@@ -315,4 +315,12 @@ MUTANTS = [
         "tests/core/test_fast_columns.py -k tenth_of_a_nat",
         True,
     ),
+    (
+        "a model is evaluated cycles away from a row",
+        "predicted_nearby",
+        "largest = _NEARBY * fast.width / fast.rows",
+        "largest = np.inf",
+        "tests/core/test_fast_columns.py -k misses_nothing",
+        True,
+    ),
 ]
