@@ -15,7 +15,15 @@ from ..core.training import Budget
 from ..models.experts import PoERegressor
 from ._below import mean_square, told_noise
 from ._errors import Errors
-from ._noise import FEWEST_ROWS, NoiseModel, best_noise, level, predicted_by_folds, supported
+from ._noise import (
+    FEWEST_ROWS,
+    NoiseModel,
+    best_noise,
+    constant,
+    level,
+    predicted_by_folds,
+    supported,
+)
 from ._noisy import NoisyRegressorBase
 from ._scaled import Scaled
 from ._unseen import Trial, Unseen, conclude
@@ -362,7 +370,8 @@ class HeteroscedasticRegressor(NoisyRegressorBase):
         model, logs = supported(model, logs, judges.squares, judges.variance, repeated)
         if model.parts:
             return model, logs, judges
-        return level(squares), np.full(len(squares), level(squares).level), found
+        model = constant(squares, counts[found.rows] > 1)
+        return model, np.full(len(squares), model.level), found
 
     def _report_residuals(self, trial: Trial, unseen: Unseen, run: FitRun) -> None:
         """How rows were predicted by models that have not seen them."""

@@ -315,9 +315,9 @@ def supported(
     and repeated inputs, must gain by a standard error: the model is shrunk until they do, or
     becomes a constant.
     """
-    plain = level(squares)
+    plain = constant(squares, repeated)
     flat = np.full(len(logs), plain.level)
-    kinds = [kind for kind in (repeated, ~repeated) if kind.sum() >= _FEWEST_OF_A_KIND]
+    kinds = _kinds(repeated)
     usual = squares * variance
     usual = usual[~repeated] if np.sum(~repeated) >= _FEWEST_OF_A_KIND else usual
     support = _MISSES * float(usual.mean())
@@ -333,6 +333,27 @@ def supported(
             parts = tuple(replace(part, power=power * part.power) for part in model.parts)
             return replace(model, level=own, parts=parts, gain=gain, least=least), raised
     return plain, flat
+
+
+def constant(squares: np.ndarray, repeated: np.ndarray) -> NoiseModel:
+    """One factor for all rows, which narrows no kind of rows beyond what its own errors say.
+
+    Where only copies are predicted closely, the mean of all squares would narrow new inputs, too.
+    """
+    plain = level(squares)
+    if plain.level >= 0:
+        return plain
+    for power in _SHRUNK:
+        logs = power * plain.level
+        gains = 0.5 * (squares * (1 - np.exp(-logs)) - logs)
+        if all(gains[kind].mean() >= 0 for kind in _kinds(repeated)):
+            return replace(plain, level=logs)
+    return replace(plain, level=0.0)
+
+
+def _kinds(repeated: np.ndarray) -> list[np.ndarray]:
+    """The masks of repeated and of new inputs, if there are enough."""
+    return [kind for kind in (repeated, ~repeated) if kind.sum() >= _FEWEST_OF_A_KIND]
 
 
 def _gains(gains: np.ndarray) -> bool:

@@ -37,7 +37,14 @@ from skscalablegp.core.training import Budget, StopTraining
 from skscalablegp.kernels import Columns
 from skscalablegp.meta import Errors, NoiseModel, Tails, noise_features
 from skscalablegp.meta._jobs import FoldFits
-from skscalablegp.meta._noise import NoisePart, best_noise, level, predicted_by_folds, supported
+from skscalablegp.meta._noise import (
+    NoisePart,
+    best_noise,
+    constant,
+    level,
+    predicted_by_folds,
+    supported,
+)
 from skscalablegp.meta._unseen import _answer
 from skscalablegp.metrics import neg_nlpd_scorer, nlpd, predict_std
 from skscalablegp.solvers import End
@@ -392,6 +399,38 @@ class TestRepeatedRows:
             assert covers > min(0.9, covered - 0.01)
         if gain > 0:
             assert model.noise_gain_ > 0.1
+
+    @pytest.mark.parametrize(
+        ("n", "share", "seed"),
+        [
+            (400, 0.7, 0),
+            *(
+                pytest.param(1000, share, seed, marks=pytest.mark.slow)
+                for share, seed in ((0.6, 1), (0.6, 2), (0.8, 3), (0.8, 4))
+            ),
+        ],
+    )
+    def test_close_copies_do_not_narrow_new_inputs(self, n, share, seed):
+        """No density of a fresh row is below that of the regressor by a tenth of a nat."""
+        table = Repeats(n, seed, equal=1.0, noise=0.3, share=share)
+        y = table.y + 1e-3 * table.rng.standard_normal(n)
+        plain = IterativeGPRegressor(random_state=0).fit(table.X, y)
+        model = HeteroscedasticRegressor(IterativeGPRegressor(), random_state=0).fit(table.X, y)
+        for X, y in (table.repeated(1000), table.new(1000)):
+            before, after = (
+                norm.logpdf(y, *gp.predict(X, return_std=True)) for gp in (plain, model)
+            )
+            assert (after > before - 0.1).all()
+
+    @pytest.mark.parametrize(
+        ("copies", "others", "mean"),
+        [(0.01, 1.4, 1.0), (0.2, 0.6, 0.4), (0.2, 0.8, 0.5**0.5), (0.01, 3.0, 1.505)],
+    )
+    def test_one_factor_narrows_no_kind_of_rows(self, copies, others, mean):
+        """A factor f gains (S (1 - 1/f) - log f) / 2 in the mean, with the mean square S."""
+        repeated = np.arange(200) < 100
+        found = np.exp(constant(np.where(repeated, copies, others), repeated).level)
+        assert found == pytest.approx(mean)
 
     def test_no_variance_is_smaller_than_its_rows_support(self):
         """A hundred errors of zero at copies, beside others: k v is the mean square at the rest."""

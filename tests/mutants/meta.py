@@ -446,4 +446,20 @@ MUTANTS = [
         "tests/meta/test_time.py -k variances",
         True,
     ),
+    (
+        "close copies narrow the intervals of new inputs",
+        "constant",
+        "plain.level >= 0",
+        "True",
+        "tests/meta/test_heteroscedastic.py -k narrow",
+        True,
+    ),
+    (
+        "one factor may narrow a kind of rows beyond its errors",
+        "HeteroscedasticRegressor._best_noise",
+        "constant(squares, counts[found.rows] > 1)",
+        "level(squares)",
+        "tests/meta/test_heteroscedastic.py -k narrow_new",
+        True,
+    ),
 ]
