@@ -315,7 +315,7 @@ def supported(
     and repeated inputs, must gain by a standard error: the model is shrunk until they do, or
     becomes a constant.
     """
-    plain, kept = level(squares), constant(squares, repeated)
+    plain = level(squares)
     flat = np.full(len(logs), plain.level)
     kinds = _kinds(repeated)
     usual = squares * variance
@@ -328,12 +328,11 @@ def supported(
         gains = 0.5 * (flat - raised + squares * (np.exp(-flat) - np.exp(-raised)))
         gain = float(gains.mean())
         certain = gain > _DOUBT * gains.std() / len(gains) ** 0.5
-        # Copies that the regressor predicts closely may be the only ones that gain.
-        losses = 0.5 * (raised - kept.level + squares * (np.exp(-raised) - np.exp(-kept.level)))
-        if certain and all(_gains(gains[kind]) and not _gains(losses[kind]) for kind in kinds):
+        if certain and all(_gains(gains[kind]) for kind in kinds):
             own = plain.level + power * (model.level - plain.level) + shift
             parts = tuple(replace(part, power=power * part.power) for part in model.parts)
             return replace(model, level=own, parts=parts, gain=gain, least=least), raised
+    kept = constant(squares, repeated)
     return kept, np.full(len(logs), kept.level)
 
 
