@@ -219,6 +219,8 @@ KILLED[sys.argv[1]].set_params(checkpoint=sys.argv[2], callbacks=slow).fit(X, Y)
 """
 
 
+# The other process has no perturbed tables.
+@pytest.mark.exact_input
 @pytest.mark.slow
 @pytest.mark.parametrize("name", KILLED)
 def test_a_killed_fit_goes_on_in_another_process(name, tmp_path):
