@@ -1,5 +1,6 @@
 """The parts that all estimators share: fits, the table of parameters, and predictions."""
 
+from ._affordable import affordable_size
 from ._arrays import Record, to_numpy, to_torch
 from ._defaults import (
     KNOWN_NOISE,

@@ -129,7 +129,8 @@ solver_tol
 Limits and resources:
 
 max_seconds
-    Time budget of the whole fit in seconds; when it runs out, the best state so far is kept.
+    Time budget of the whole fit in seconds. A model that would take longer is made smaller, with a
+    warning; when the time runs out, the best state so far is kept.
 memory_budget
     Memory that matrices may take, in bytes; "auto" uses the free memory of the machine.
 device

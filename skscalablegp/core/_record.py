@@ -65,7 +65,7 @@ class FitRecord(Run):
         self._messages: list[str] = []
         self._advice: list[str] = []
         self._status, self._limit, self._n_iter = End.CONVERGED, "max_iter", 0
-        self._rate, self._because = "learning_rate", ""
+        self._rate, self._because, self._shortened = "learning_rate", "", False
         self._final: SolveSummary | None = None
 
     def chose(self, parameter: str, value: Any, reason: str) -> Any:
@@ -137,6 +137,11 @@ class FitRecord(Run):
         if message not in self._messages:
             self._messages.append(message)
 
+    def shortened(self, message: str) -> None:
+        """Warn that the time budget has made the model smaller, which then is how the fit ended."""
+        self.warn(message)
+        self._shortened = True
+
     def advise_other_model(self, message: str) -> None:
         """Warn that another model suits the table better; the report keeps the advice apart."""
         self._advice.append(message)
@@ -167,6 +172,7 @@ class FitRecord(Run):
         status = self.budget.ended or self._status
         if status.complete and self._final is not None and not self._final.status.complete:
             return self._final.status.of_fit, "the final linear solve did not reach its tolerance"
+        status = End.MAX_SECONDS if self._shortened and status.complete else status
         reason = self._sentence(status)
         if self.no_signal and status.complete:
             status, reason = End.NO_SIGNAL, self.no_signal

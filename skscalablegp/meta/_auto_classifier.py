@@ -105,8 +105,9 @@ class AutoGPClassifier(AutoBase, MetaEstimatorMixin, GPClassifierBase):
         Seed for all random choices of a fit; None uses a new seed each time. It also seeds the
         classifiers if they have no seed of their own.
     max_seconds : float or None, default=None
-        Time budget of the whole fit in seconds; when it runs out, the best state so far is kept.
-        None fits all members, and repeats identically. Sixty seconds suit most tables.
+        Time budget of the whole fit in seconds. A model that would take longer is made smaller,
+        with a warning; when the time runs out, the best state so far is kept. None fits all
+        members, and repeats identically. Sixty seconds suit most tables.
     memory_budget : float or "auto", default="auto"
         Memory that matrices may take, in bytes; "auto" uses the free memory of the machine. A
         member that needs more is dropped.

@@ -87,12 +87,13 @@ class HeteroscedasticRegressor(NoisyRegressorBase):
         Seed for all random choices of a fit; None uses a new seed each time. It also seeds the
         regressor if that has no seed of its own.
     max_seconds : float or None, default=None
-        Time budget of the whole fit in seconds; when it runs out, the best state so far is kept.
-        Up to 60% of it is for a first fit: to all rows if there is a closed form, and otherwise
-        without the held-out rows that evaluate it. Further folds, and a fit to all rows, begin only
-        if the time of the first fit shows that they end in time. If no time is left to learn the
-        noise, standard deviations have one factor, from the errors on held-out rows. A regressor of
-        another package, or a pipeline, is stopped only between two fits, never within one.
+        Time budget of the whole fit in seconds. A model that would take longer is made smaller,
+        with a warning; when the time runs out, the best state so far is kept. Up to 60% of it is
+        for a first fit: to all rows if there is a closed form, and otherwise without the held-out
+        rows that evaluate it. Further folds, and a fit to all rows, begin only if the time of the
+        first fit shows that they end in time. If no time is left to learn the noise, standard
+        deviations have one factor, from the errors on held-out rows. A regressor of another
+        package, or a pipeline, is stopped only between two fits, never within one.
     memory_budget : float or "auto", default="auto"
         Memory that matrices may take, in bytes; "auto" uses the free memory of the machine. It also
         applies to the regressor if that has "auto".

@@ -54,9 +54,10 @@ class LOVEPredictor(MetaRegressorBase):
         Seed for all random choices of a fit; None uses a new seed each time. It chooses the rows at
         which the error is measured, and seeds the regressor if that has no seed of its own.
     max_seconds : float or None, default=None
-        Time budget of the whole fit in seconds; when it runs out, the best state so far is kept. It
-        also limits the regressor, unless that has a smaller budget of its own. Variances of the
-        first rank are always computed.
+        Time budget of the whole fit in seconds. A model that would take longer is made smaller,
+        with a warning; when the time runs out, the best state so far is kept. It also limits the
+        regressor, unless that has a smaller budget of its own. Variances of the first rank are
+        always computed.
     memory_budget : float or "auto", default="auto"
         Memory that matrices may take, in bytes; "auto" uses the free memory of the machine. It also
         applies to the regressor if that has "auto".

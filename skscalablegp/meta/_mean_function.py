@@ -82,9 +82,10 @@ class MeanFunctionRegressor(MetaRegressorBase):
         Seed for all random choices of a fit; None uses a new seed each time. It also seeds both
         regressors if they have no seed of their own.
     max_seconds : float or None, default=None
-        Time budget of the whole fit in seconds; when it runs out, the best state so far is kept. A
-        fit of the mean function is never stopped. If there is no time to compare the default one,
-        the process is used alone.
+        Time budget of the whole fit in seconds. A model that would take longer is made smaller,
+        with a warning; when the time runs out, the best state so far is kept. A fit of the mean
+        function is never stopped. If there is no time to compare the default one, the process is
+        used alone.
     memory_budget : float or "auto", default="auto"
         Memory that matrices may take, in bytes; "auto" uses the free memory of the machine. It also
         applies to the process if that has "auto".

@@ -65,12 +65,13 @@ class StackedGPRegressor(NamedEstimators, MetaRegressorBase):
         Seed for all random choices of a fit; None uses a new seed each time. It also seeds the
         regressors if they have no seed of their own.
     max_seconds : float or None, default=None
-        Time budget of the whole fit in seconds; when it runs out, the best state so far is kept.
-        The regressors are fitted without held-out rows and evaluated one after the other; each may
-        take up to twice an equal share of the remaining time. Those that are not evaluated in time
-        are left out. A fit to all rows begins only if the measured time of the fit before shows
-        that it will end in time. Regressors of other packages are stopped only between two fits;
-        the default trees above 10,000 rows keep to their share.
+        Time budget of the whole fit in seconds. A model that would take longer is made smaller,
+        with a warning; when the time runs out, the best state so far is kept. The regressors are
+        fitted without held-out rows and evaluated one after the other; each may take up to twice an
+        equal share of the remaining time. Those that are not evaluated in time are left out. A fit
+        to all rows begins only if the measured time of the fit before shows that it will end in
+        time. Regressors of other packages are stopped only between two fits; the default trees
+        above 10,000 rows keep to their share.
     memory_budget : float or "auto", default="auto"
         Memory that matrices may take, in bytes; "auto" uses the free memory of the machine. It also
         applies to the regressors if they have "auto".

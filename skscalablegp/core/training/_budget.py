@@ -25,12 +25,14 @@ SHARES = {
     "weights": 0.2,
     "final solve": 0.3,
     "first solve": 0.5,
+    # Storing the kernel matrix of that solve, as told by few rows: 20,000 take three times as long.
+    "matrix of a solve": 0.15,
     # Of the time for the solve behind predictions, if neighbours correct what it has left.
     "solve of the mean": 0.75,
     # The comparison of starts before training on a grid or of a network.
     "start": 0.25,
-    # One evaluation of the likelihood on a grid, of which training needs several and the model one.
-    "evaluation on a grid": 0.15,
+    # One evaluation of the likelihood, of which training needs several and the model one.
+    "evaluation": 0.15,
     # The kernel of a network's features on a grid, which is trained after the network.
     "kernel of features": 0.15,
     # A regressor, before low-rank variances that need products with the table's matrix.

@@ -110,7 +110,8 @@ class PoERegressor(GPRegressorBase):
         Seed for all random choices of a fit; None uses a new seed each time. It determines the
         parts and the restarts.
     max_seconds : float or None, default=None
-        Time budget of the whole fit in seconds; when it runs out, the best state so far is kept.
+        Time budget of the whole fit in seconds. A model that would take longer is made smaller,
+        with a warning; when the time runs out, the best state so far is kept.
     memory_budget : float or "auto", default="auto"
         Memory that matrices may take, in bytes; "auto" uses the free memory of the machine. The
         largest are the factors of the experts.

@@ -14,6 +14,7 @@ from ...core import (
     LARGEST_FEATURE_SIGNAL,
     FitRun,
     GPRegressorBase,
+    affordable_size,
     exact_check,
     rows_to_check,
     table_kernel,
@@ -91,7 +92,8 @@ class RFFRegressor(GPRegressorBase):
         Seed for all random choices of a fit; None uses a new seed each time. It determines the
         frequencies and the restarts.
     max_seconds : float or None, default=None
-        Time budget of the whole fit in seconds; when it runs out, the best state so far is kept.
+        Time budget of the whole fit in seconds. A model that would take longer is made smaller,
+        with a warning; when the time runs out, the best state so far is kept.
     memory_budget : float or "auto", default="auto"
         Memory that matrices may take, in bytes; "auto" uses the free memory of the machine.
     device : str, default="auto"
@@ -224,11 +226,21 @@ class RFFRegressor(GPRegressorBase):
         self, table: Table, kernel: TorchKernel, plan: FeaturePlan, run: FitRun
     ) -> None:
         self.dtype_ = plan.dtype.value
-        pairs = frequencies_per_product(kernel, plan.n_components.value)
-        features = sample_prior_features(
-            kernel, kernel.n_features, pairs, run.generator, device=run.device
-        )
         problem = table.problem(kernel, torch.float64, run.device, keep=False)
+
+        def drawn(m: int, generator: torch.Generator) -> PriorFeatures:
+            pairs = frequencies_per_product(kernel, m)
+            return sample_prior_features(
+                kernel, kernel.n_features, pairs, generator, device=run.device
+            )
+
+        def evaluate(m: int, rows: int) -> None:
+            few, some = problem.subset(torch.arange(rows)), drawn(m, torch.Generator())
+            theta, sums = suited_noise(few, kernel.theta0, some)
+            feature_weights(few, theta, some, sums=sums)
+
+        m = affordable_size("n_components", plan.n_components.value, len(problem.X), evaluate, run)
+        features = drawn(m, run.generator)
         # Frequencies refer to slots of the compiled kernel, which the trained kernel shares.
         self._features = to_numpy(features)
         run.preview = lambda model, step: model._finish(problem, features, step.theta, True)

@@ -68,10 +68,11 @@ class SSRFFRegressor(GPRegressorBase):
         Seed for all random choices of a fit; None uses a new seed each time. It determines the
         frequencies and the terms of the series.
     max_seconds : float or None, default=None
-        Time budget of the whole fit in seconds; when it runs out, the best state so far is kept.
-        This state is the mean of the last five iterates. Up to half of the budget is reserved for
-        the factorisation behind predictions. If that allows only some of the rows, these are in
-        `X_train_`, and a warning says so.
+        Time budget of the whole fit in seconds. A model that would take longer is made smaller,
+        with a warning; when the time runs out, the best state so far is kept. This state is the
+        mean of the last five iterates. Up to half of the budget is reserved for the factorisation
+        behind predictions. If that allows only some of the rows, these are in `X_train_`, and a
+        warning says so.
     memory_budget : float or "auto", default="auto"
         Memory that matrices may take, in bytes; "auto" uses the free memory of the machine.
     device : str, default="auto"

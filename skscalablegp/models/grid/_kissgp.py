@@ -167,7 +167,8 @@ class KISSGPRegressor(GPRegressorBase):
         variance of each row, unless :class:`LOVEPredictor` makes variances cheap. "auto" is
         "cholesky".
     max_seconds : float or None, default=None
-        Time budget of the whole fit in seconds; when it runs out, the best state so far is kept.
+        Time budget of the whole fit in seconds. A model that would take longer is made smaller,
+        with a warning; when the time runs out, the best state so far is kept.
     memory_budget : float or "auto", default="auto"
         Memory that matrices may take, in bytes; "auto" uses the free memory of the machine. The
         largest are those of the grid.
@@ -506,7 +507,7 @@ class KISSGPRegressor(GPRegressorBase):
         if most is None:
             return on_grid, rank
         if most < rank:
-            run.warn(
+            run.shortened(
                 f"The covariance of the grid has rank {rank}, and max_seconds leaves time for "
                 f"{most}: the model is smoother. Raise max_seconds, or use a smaller grid_size."
             )

@@ -494,7 +494,7 @@ def affordable_rank(problem: GridProblem, budget: Budget) -> int | None:
     product = budget.timed(lambda: gram @ V) / _TIMED
     squares = _SQUARES + _LONG_SQUARES * problem.grid_kernel.long_axes
     square = squares * budget.timed(lambda: V.T @ V) / _TIMED**2
-    part = budget.share("evaluation on a grid")
+    part = budget.share("evaluation")
     ranks = range(_LEAST_RANK, max(_LEAST_RANK + 1, problem.grid_kernel.n_points + 1))
     most = part.affordable(lambda r: product * r + square * r * r, ranks)
     budget.reserve(product * most + square * most**2)

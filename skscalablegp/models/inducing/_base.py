@@ -19,9 +19,11 @@ from ...core import (
     FEW_ROWS,
     KNOWN_NOISE,
     MOST_STEPS,
+    Choice,
     FitRun,
     SharedSource,
     StageSettings,
+    affordable_size,
     asked_once,
     below_the_noise_bound,
     check_categories,
@@ -136,15 +138,43 @@ class SparseMixin:
         rows = rows_of(source, counts)
         self._check_rows(model, rows)
         weights = [] if network is None else network.initial(run.generator, plan.precision)
+        weights = [w.to(machine.device) for w in weights]
+        plan = self._scaled_points(plan, inputs)
+        if not plan.whole:
+            plan = self._within_time(model, rows, plan, weights, run)
         replaced = f"{exact_summary(n)}: " if plan.whole else ""
         run.reports(
             summary=f"{replaced}{plan.n_inducing.value} inducing points, batches of "
             f"{plan.settings.batch_size}, in {plan.dtype.value} on "
             f"{machine.device if plan.whole else run.device}"
         )
-        weights = [w.to(machine.device) for w in weights]
-        plan = self._scaled_points(plan, inputs)
         return SparseTraining(model, rows, plan, weights, unit, constant)
+
+    def _within_time(
+        self,
+        model: SparseModel,
+        rows: SparseRows,
+        plan: SparsePlan,
+        weights: list[torch.Tensor],
+        run: FitRun,
+    ) -> SparsePlan:
+        """The plan with as many points as there is time for."""
+        points, given = int(plan.n_inducing.value), plan.settings.inducing
+
+        def evaluate(m: int, some: int) -> None:
+            Z = rows.take(slice(0, m))[0]
+            settings = replace(plan.settings, n_inducing=m, inducing=Z, batch_size=some)
+            copies = [w.clone() for w in weights]
+            timed = SparseTraining(model, rows, replace(plan, settings=settings), copies, 1.0)
+            begin(timed, model.kernel.theta0, torch.Generator()).step()
+
+        m = affordable_size("n_inducing", points, len(rows), evaluate, run)
+        if m == points:
+            return plan
+        if not isinstance(given, str):
+            given = given[random_rows(points, m, run.generator).numpy()]
+        settings = replace(plan.settings, n_inducing=m, inducing=given)
+        return replace(plan, n_inducing=Choice(m, "there is no time for more"), settings=settings)
 
     def _scaled_points(self, plan: SparsePlan, inputs: Scaling) -> SparsePlan:
         """The plan with the inducing points that the user has given in the model's units."""

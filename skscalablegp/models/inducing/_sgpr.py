@@ -15,10 +15,12 @@ import numpy as np
 import torch
 
 from ...core import (
+    Choice,
     FitRun,
     StageSettings,
     StartRows,
     TableRegressorBase,
+    affordable_size,
     below_the_noise_bound,
     best_of,
     candidates,
@@ -107,7 +109,8 @@ class SGPRRegressor(TableRegressorBase):
         Seed for all random choices of a fit; None uses a new seed each time. It determines the
         choice of inducing points and the restarts.
     max_seconds : float or None, default=None
-        Time budget of the whole fit in seconds; when it runs out, the best state so far is kept.
+        Time budget of the whole fit in seconds. A model that would take longer is made smaller,
+        with a warning; when the time runs out, the best state so far is kept.
     memory_budget : float or "auto", default="auto"
         Memory that matrices may take, in bytes; "auto" uses the free memory of the machine.
     device : str, default="auto"
@@ -238,6 +241,7 @@ class SGPRRegressor(TableRegressorBase):
     ) -> None:
         self.dtype_ = plan.dtype.value
         problem = table.problem(kernel, torch.float64, run.device, keep=False)
+        plan = self._within_time(problem, plan, run)
         far, spread = np.empty(0, dtype=np.int64), None
         if isinstance(self.inducing, str) and plan.n_inducing.value < len(problem.X):
             far = table.far_rows()
@@ -265,6 +269,19 @@ class SGPRRegressor(TableRegressorBase):
     _objective = "lower_bound_"
 
     # ------------------------------------------------------------------ steps of a fit
+
+    def _within_time(self, problem: GPProblem, plan: CollapsedPlan, run: FitRun) -> CollapsedPlan:
+        """The plan with as many points as there is time for."""
+        kernel, points = problem.kernel, int(plan.n_inducing.value)
+
+        def evaluate(m: int, rows: int) -> None:
+            Z, some = (problem.subset(torch.arange(k)) for k in (m, rows))
+            collapsed_bound(kernel, kernel.theta0, Z.X, problem_blocks(some))
+
+        m = affordable_size("n_inducing", points, len(problem.X), evaluate, run)
+        if m == points:
+            return plan
+        return replace(plan, n_inducing=Choice(m, "there is no time for more"), all_rows=False)
 
     def _start(self, problem: GPProblem, points: Points, run: FitRun) -> TrainingResult:
         """The starting point: the optimum of an exact fit on some rows."""
@@ -297,10 +314,11 @@ class SGPRRegressor(TableRegressorBase):
         generator: torch.Generator,
         theta: torch.Tensor,
     ) -> torch.Tensor:
-        """The user's points, or m of the rows; `far` are the rows far from all others."""
+        """m of the user's points or of the rows; `far` are the rows far from all others."""
         n, device = len(problem.X), problem.X.device
         if not isinstance(self.inducing, str):
-            return torch.as_tensor(np.asarray(self.inducing, dtype=np.float64)).to(device)
+            given = torch.as_tensor(np.asarray(self.inducing, dtype=np.float64)).to(device)
+            return given if m == len(given) else given[random_rows(len(given), m, generator)]
         if m < n:
             X = problem.subset(candidates(n, far, m, generator).to(device)).X
         else:

@@ -90,9 +90,9 @@ class SVGPRegressor(SparseMixin, MinibatchGPRegressorBase):
         Seed for all random choices of a fit; None uses a new seed each time. It determines the
         batches, the inducing points and the initial weights of networks.
     max_seconds : float or None, default=None
-        Time budget of the whole fit in seconds; when it runs out, the best state so far is kept.
-        The last state counts as the best, because the bound on a batch is too noisy for a
-        comparison of states.
+        Time budget of the whole fit in seconds. A model that would take longer is made smaller,
+        with a warning; when the time runs out, the best state so far is kept. The last state counts
+        as the best, because the bound on a batch is too noisy for a comparison of states.
     memory_budget : float or "auto", default="auto"
         Memory that matrices may take, in bytes; "auto" uses the free memory of the machine.
     device : str, default="auto"

@@ -55,6 +55,8 @@ _LEFT_OUT, _LEFT_OUT_NEAR = 512, 2048
 _HELD_SHARE, _FEWEST_HELD, _MOST_HELD_SHARE = 50, 400, 20
 # The largest change of its logarithm by priors.
 _MOST_SCALE = 10.0
+# A matrix of so many rows is filled to know how long that of all rows takes.
+_TIMED_ROWS = 1500
 # Known noise below this share of the kernel's white noise counts as none.
 _NEGLIGIBLE = 1e-5
 
@@ -421,12 +423,23 @@ def _solved(
         solves = replace(solves, early=early)
         return final_solve(part, theta, solves, n_samples, state, generator, budget, near)
 
+    problem = _stored_in_time(problem, theta, budget)
     held, ends = None, plan.solves.ends_early and not plan.solves.solver.direct
     if near and (ends or (not plan.all_rows and _has_scale(problem, theta))):
         held = _held_out(problem, generator)
     if held is None:
         return solved(problem), None
-    return solve_without(held, problem, theta, solved, ends), held
+    return solve_without(held, problem, theta, solved, budget, ends), held
+
+
+def _stored_in_time(problem: GPProblem, theta: torch.Tensor, budget: Budget) -> GPProblem:
+    """The problem, whose matrix is not stored if that takes more than a share of the time left."""
+    n = len(problem.X)
+    if budget.limit is None or not problem.keep or n <= _TIMED_ROWS:
+        return problem
+    few = problem.subset(torch.arange(_TIMED_ROWS)).operator(theta)
+    seconds = (n / _TIMED_ROWS) ** 2 * budget.timed(few.to_dense)
+    return replace(problem, keep=seconds <= budget.share("matrix of a solve").limit)
 
 
 def _held_out(problem: GPProblem, generator: torch.Generator) -> Int[torch.Tensor, " h"] | None:

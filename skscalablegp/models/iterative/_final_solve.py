@@ -177,6 +177,7 @@ def solve_without(
     problem: GPProblem,
     theta: Float[Tensor, " p"],
     solved: Callable[[GPProblem, HeldOutErrors | None], FinalSolve],
+    budget: Budget,
     ends_early: bool = False,
 ) -> FinalSolve:
     """The final solve of the rows that are not held out, as one of all rows.
@@ -194,6 +195,8 @@ def solve_without(
     theta : Tensor of shape (p,)
     solved : callable
         The final solve of a part of the rows, with the rule by which it may end early.
+    budget : Budget
+        Leaves time for the errors of held-out rows after the solve.
     ends_early : bool, default=False
         Whether it may end when further steps do not reduce the errors of held-out rows.
 
@@ -209,7 +212,10 @@ def solve_without(
     operator = replace(problem, keep=False).operator(theta)
     early = None
     if ends_early:
+        begun = budget.seconds
         early = HeldOutErrors(operator, problem.Y, others, NEAREST, problem.keep)
+        # They take as long when the solve has ended.
+        budget.reserve(budget.seconds - begun)
     final = solved(problem.subset(others.nonzero()[:, 0]), early)
     weights, left = torch.zeros_like(problem.Y), torch.zeros_like(problem.Y)
     weights[others] = final.weights

@@ -114,10 +114,11 @@ class RRCGRegressor(SolvedGPRegressor):
         Relative residual at which a linear solve ends. It applies to the solves for predictions;
         training does not use it.
     max_seconds : float or None, default=None
-        Time budget of the whole fit in seconds; when it runs out, the best state so far is kept.
-        With Adam, this state is the mean of the last iterates. Up to half of the budget is reserved
-        for the factorisation or the solve behind predictions. If that allows only some of the rows,
-        these are in `X_train_`, and a warning says so.
+        Time budget of the whole fit in seconds. A model that would take longer is made smaller,
+        with a warning; when the time runs out, the best state so far is kept. With Adam, this state
+        is the mean of the last iterates. Up to half of the budget is reserved for the factorisation
+        or the solve behind predictions. If that allows only some of the rows, these are in
+        `X_train_`, and a warning says so.
     memory_budget : float or "auto", default="auto"
         Memory that matrices may take, in bytes; "auto" uses the free memory of the machine.
     device : str, default="auto"

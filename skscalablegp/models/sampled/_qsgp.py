@@ -83,8 +83,9 @@ class QSGPRegressor(QSGPMixin, MinibatchGPRegressorBase):
         Seed for all random choices of a fit; None uses a new seed each time. It determines the
         basis, the draws and the subset.
     max_seconds : float or None, default=None
-        Time budget of the whole fit in seconds; when it runs out, the best state so far is kept. If
-        the budget ends during the exact start, the model is the exact process on the start's rows.
+        Time budget of the whole fit in seconds. A model that would take longer is made smaller,
+        with a warning; when the time runs out, the best state so far is kept. If the budget ends
+        during the exact start, the model is the exact process on the start's rows.
     memory_budget : float or "auto", default="auto"
         Memory that matrices may take, in bytes; "auto" uses the free memory of the machine. A fit
         that would take more is refused before it starts.

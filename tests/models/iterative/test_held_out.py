@@ -11,6 +11,7 @@ from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import Matern, WhiteKernel
 
 from skscalablegp import IterativeGPRegressor, to_torch
+from skscalablegp.core.training import Budget
 from skscalablegp.kernels import compile_kernel
 from skscalablegp.linalg.gradients import GPProblem, Repeats
 from skscalablegp.linalg.solvers import Solution
@@ -40,7 +41,7 @@ def test_a_solve_without_some_rows_by_dense_algebra(ended):
         solution = Solution(weights, End.CONVERGED, torch.zeros(2), 1.0, 1)
         return FinalSolve(solution, weights, None, -94.0, 4.7, False, left)
 
-    final = solve_without(HELD, problem, kernel.theta0, solved)
+    final = solve_without(HELD, problem, kernel.theta0, solved, Budget())
     H = problem.operator(kernel.theta0).to_dense()
     weights = torch.linalg.solve(H[others][:, others], Y[others])
     torch.testing.assert_close(final.weights[others], weights)
