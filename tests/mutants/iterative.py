@@ -7,6 +7,7 @@ NATURAL = "tests/core/test_natural.py -k 'not models'"
 EXACT = "tests/linalg/gradients/test_marginal_likelihood.py"
 LANCZOS = "tests/linalg/solvers/test_lanczos.py"
 BLOCKS = "tests/linalg/preconditioners/test_pic.py"
+AFFORDABLE = "tests/core/test_affordable.py"
 ENDS = "tests/models/iterative/test_early_end.py"
 
 CHOSEN_TESTS = "tests/linalg/operators/test_kernel_operator.py -k chosen"
@@ -593,6 +594,70 @@ MUTANTS = [
         "MaxSeconds(seconds) & MaxIterations(1)",
         "MaxSeconds(seconds)",
         "tests/models/iterative/test_time_of_solves.py",
+        True,
+    ),
+    (
+        "a size of any cost is affordable",
+        "affordable_size",
+        "square * m**2 + cube * m**3",
+        "0.0",
+        AFFORDABLE + " -k share",
+        True,
+    ),
+    (
+        "a decomposition costs nothing",
+        "affordable_size",
+        "square * m**2 + cube * m**3",
+        "square * m**2",
+        AFFORDABLE + " -k share",
+        True,
+    ),
+    (
+        "the cost of rows is that of the timed ones",
+        "affordable_size",
+        "of_row * n",
+        "of_row * few",
+        AFFORDABLE + " -k share",
+        True,
+    ),
+    (
+        "a model that time has made smaller ends as planned",
+        "FitRecord._settle",
+        "self._shortened and status.complete",
+        "False",
+        AFFORDABLE + " -k share",
+        True,
+    ),
+    (
+        "time for random features does not depend on their number",
+        "RFFRegressor._fit_method",
+        "drawn(m, run.generator)",
+        "drawn(plan.n_components.value, run.generator)",
+        AFFORDABLE + " -k RFF",
+        True,
+    ),
+    (
+        "a matrix is stored although there is no time",
+        "_stored_in_time",
+        'seconds <= budget.share("matrix of a solve").limit',
+        "True",
+        "tests/models/iterative/test_time_of_solves.py -k stored",
+        True,
+    ),
+    (
+        "errors of held-out rows have no time of their own",
+        "solve_without",
+        "budget.reserve(budget.seconds - begun)",
+        "pass",
+        "tests/models/iterative/test_time_of_solves.py -k held_out",
+        True,
+    ),
+    (
+        "the value of many neighbours is computed after the time",
+        "NNGPRegressor._keep_in_time",
+        "watched(part.check)",
+        "watched(None)",
+        AFFORDABLE + " -k NNGP",
         True,
     ),
 ]

@@ -182,6 +182,7 @@ class FullScale:
             return torch.cat(list(map_in_order(self._features, X.split(_FEATURE_ROWS), X.device)))
 
     def _features(self, X: Tensor) -> Tensor:
+        look_up()
         return _solved(self._factor, self._problem.kernel.cross(self.theta, self._Z, X))
 
     def _step(self, theta: Tensor, earlier: Earlier, some: slice) -> tuple[_Steps, Tensor, Tensor]:

@@ -21,13 +21,15 @@ from ...core import (
     FitRun,
     GPRegressorBase,
     StartRows,
+    affordable_size,
     failing_softly,
     random_rows,
     train_planned,
 )
 from ...core.data import Table
-from ...core.training import TrainingResult
+from ...core.training import Budget, TrainingResult
 from ...kernels import TorchKernel
+from ...linalg.blocks import watched
 from ...linalg.gradients import (
     ExactEvaluation,
     ExactGradient,
@@ -53,6 +55,8 @@ from ._wide import Correction, Judged, WideFit
 _WORTH = 0.02
 # Rows that may be added to a model with wide neighbourhoods, as a share of those of its fit.
 _ADDED = 0.2
+# Rows whose share of the last step is timed.
+_TIMED_ROWS = 2000
 # Number of rows of the calibration, which costs as much as their prediction.
 _CALIBRATION = 2000
 
@@ -214,7 +218,8 @@ class NNGPRegressor(GPRegressorBase):
         The training objective at `kernel_`, in units of the normalised target: the log likelihood
         of the subset, or the mean log density of the rows in the objective times the number of
         training rows. It is exact if all rows are neighbours. Of leave-one-out densities it is a
-        pseudo-likelihood, which is higher than the marginal likelihood.
+        pseudo-likelihood, which is higher than the marginal likelihood. NaN if `max_seconds` left
+        no time for it.
     n_iter_ : int
         The number of training steps in all stages.
     n_samples_seen_ : int
@@ -353,12 +358,13 @@ class NNGPRegressor(GPRegressorBase):
             self._order_seed = int(torch.randint(2**31 - 1, (), generator=run.generator))
         self.dtype_ = plan.dtype.value
         problem = table.problem(kernel, torch.float64, run.device, keep=False)
+        self.n_inducing_ = self._affordable_points(problem, run)
         # Earlier and later stages have objectives of their own.
         run.preview = lambda model, step: model._keep(
             kernel, step.theta, step.objective if step.stage == "full" else np.nan
         )
         result = self._train(problem, plan, run)
-        run.finish("value", lambda: self._keep(kernel, result.theta, result.value))
+        run.finish("value", lambda: self._keep_in_time(kernel, result, run.budget))
         run.ended(result.stop_reason, n_iter=result.n_iter, planned=result.planned)
         if self.n_inducing_:
             theta = torch.as_tensor(result.theta)
@@ -388,7 +394,7 @@ class NNGPRegressor(GPRegressorBase):
         asked = self.calibrate or len(settings.compared) > 1
         fixed = self.optimizer is None or problem.kernel.n_params == 0
         if asked and not (fixed or run.stopped):
-            with run.stage("calibration", optional=True):
+            with run.stage("calibration", optional=True), watched(run.budget.check):
                 self._calibrate(found, problem, settings, result, run)
         if not found:
             found[settings.compared[0]] = Scaled(torch.as_tensor(result.theta), 1.0, np.nan)
@@ -567,15 +573,35 @@ class NNGPRegressor(GPRegressorBase):
             return SharedWeights(process, Belief(*belief))
         return SharedWeights(process, process.posterior(self._earlier(problem, theta)))
 
+    def _affordable_points(self, problem: GPProblem, run: FitRun) -> int:
+        """As many inducing points as there is time for, which is reserved."""
+
+        def evaluate(m: int, rows: int) -> None:
+            some, theta = problem.subset(torch.arange(rows)), problem.kernel.theta0
+            FullScale(some, theta, torch.arange(m)).posterior(self._earlier(some, theta))
+
+        n = len(problem.X)
+        m = affordable_size("n_inducing", self.n_inducing_, n, evaluate, run)
+        some = min(n, _TIMED_ROWS)
+        if m:
+            run.budget.reserve_for(lambda: evaluate(min(m, some), some), n / some)
+        return m
+
+    def _keep_in_time(self, kernel: TorchKernel, result: TrainingResult, budget: Budget) -> None:
+        """As `_keep`, with an unknown value if the time ends its computation."""
+        part = Budget(budget.for_result())
+        with budget.may_end(lambda reason: reason is End.MAX_SECONDS), watched(part.check):
+            self._keep(kernel, result.theta, result.value)
+
     def _keep(self, kernel: TorchKernel, theta: np.ndarray, value: float) -> None:
         """Set the fitted attributes; `value` includes the log prior, and is NaN if unknown."""
         self.kernel_ = kernel.to_sklearn(torch.as_tensor(theta))
         self._remember(None)
         share = len(self._seen) / len(self.X_train_) if self._kind == "subset" else 1.0
-        value -= share * kernel.log_prior(theta)[0]
+        self.log_marginal_likelihood_value_ = value - share * kernel.log_prior(theta)[0]
         if not np.isfinite(value):
-            value = self._likelihood_at(torch.as_tensor(theta), False)[0]
-        self.log_marginal_likelihood_value_ = value
+            found = self._likelihood_at(torch.as_tensor(theta), False)[0]
+            self.log_marginal_likelihood_value_ = found
 
     def _keep_exactly(self, process: ExactProcess) -> ExactEvaluation:
         self.n_neighbors_, self.local_power_, self._scale = len(process.table.X), 0.0, 1.0

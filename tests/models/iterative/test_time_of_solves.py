@@ -2,11 +2,18 @@
 
 import numpy as np
 import pytest
+import torch
 from inside import clock
 from sklearn.exceptions import ConvergenceWarning
+from sklearn.gaussian_process.kernels import RBF, WhiteKernel
 
 from skscalablegp import IterativeGPRegressor
+from skscalablegp.core.training import Budget
+from skscalablegp.kernels import compile_kernel
+from skscalablegp.linalg.gradients import GPProblem
 from skscalablegp.linalg.operators import KernelOperator
+from skscalablegp.models.iterative._base import _stored_in_time
+from skscalablegp.models.iterative._final_solve import FinalSolve, solve_without
 
 N = 2000
 
@@ -57,6 +64,46 @@ def test_every_path_ends_by_the_budget(settings, seconds):
     assert seconds[0] < 1.2 * 5.0
     truth = np.sin(X[:20].sum(1))
     assert np.mean((truth - model.predict(X[:20])) ** 2) < 0.5 * np.var(truth)
+
+
+def rows_of_noise(n):
+    X = torch.tensor(np.random.default_rng(0).standard_normal((n, 2)))
+    return GPProblem(compile_kernel(RBF() + WhiteKernel(0.1), 2), X, X[:, :1], keep=True)
+
+
+@pytest.mark.parametrize(
+    ("limit", "kept"), [(5.0, False), (13.0, False), (14.0, True), (None, True)]
+)
+def test_a_matrix_is_stored_if_that_takes_a_share_of_the_time(limit, kept, stand_in):
+    """The matrix of all rows takes 2 s, of which 0.15 times 13.3 s are as many."""
+    passed, problem = [0.0], rows_of_noise(N)
+
+    def slow(self, out):
+        passed[0] += 2.0 * (self.shape[0] / N) ** 2
+        return out
+
+    stand_in("KernelOperator._fill", slow)
+    with clock(lambda: passed[0]):
+        budget = Budget(limit)
+        found = _stored_in_time(problem, problem.kernel.theta0, budget)
+    assert found.keep == kept and (passed[0] == 0) == (limit is None)
+
+
+def test_a_solve_leaves_time_for_the_errors_of_held_out_rows(stand_in):
+    passed, problem = [0.0], rows_of_noise(50)
+
+    def slow(*args):
+        passed[0] += 0.6
+
+    def solved(part, early):
+        assert budget.reserved == 0.6
+        return FinalSolve(None, torch.zeros_like(part.Y), None, 0.0, 0.0, False)
+
+    stand_in("HeldOutErrors", slow)
+    with clock(lambda: passed[0]):
+        budget = Budget(5.0)
+        given = problem.kernel.theta0, solved, budget
+        solve_without(torch.arange(3), problem, *given, ends_early=True)
 
 
 def test_subsets_leave_half_of_the_time_for_the_first_solve():
