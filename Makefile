@@ -23,8 +23,8 @@
 #   OLDEST_ARGS  extra arguments of `uv pip install` for it, such as an index of CPU builds of torch
 #                and the lowest of them (the workflow "oldest" has one)
 #   PYTEST_ARGS  extra arguments of pytest, such as "-k kernels"
-#   CHECKED_CALLS  how many calls of each function "make test-all" checks in each test against the
-#                shapes in its signature, or "all"; "make test" checks one in each process
+#   CHECKED_CALLS  which calls of each function "make test-all" checks against the shapes in its
+#                signature: "once" in each process, as "make test" does, a number in each test, or "all"
 #   PERTURBED    relative size of a perturbation of all numbers that estimators read in tests, such as
 #                1e-12: no test should depend on the last digits
 #   ORDER        seed of a random order of the tests: none should need another one before it
@@ -40,7 +40,7 @@ GOLDEN_ARGS ?=
 CASES ?= 2000
 SEED ?= 0
 FAULTS ?= 25
-CHECKED_CALLS ?= 1
+CHECKED_CALLS ?= once
 OLDEST ?= .venv-oldest
 OLDEST_ARGS ?=
 BENCH_ARGS ?= --estimator IterativeGPRegressor --dataset pol

@@ -91,7 +91,7 @@ def test_unknown_estimators_are_refused(awkward, tmp_path):
     assert not (tmp_path / "lines").exists()
 
 
-@pytest.mark.slow
+@pytest.mark.night
 def test_a_fit_leaves_a_line_and_is_not_made_again(awkward, tmp_path, capsys):
     asked = ["--estimators", "IterativeGPRegressor", "--cases", "targets", "plain"]
     asked += ["--out", str(tmp_path / "lines")]

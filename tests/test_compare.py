@@ -32,7 +32,7 @@ def lines_of(compare, out, *arguments):
     return [json.loads(text) for text in out.read_text().splitlines()]
 
 
-@pytest.mark.slow
+@pytest.mark.night
 def test_lines_and_report(compare, tmp_path):
     out = tmp_path / "lines.jsonl"
     estimators = ["--estimators", "PoERegressor", "GPyTorchSVGP"]

@@ -230,7 +230,7 @@ def test_the_report_counts_a_silent_null(starts, tmp_path):
     assert reported("--commit", "old")[1].split()[:5] == ["Some", "1", "0", "1", "1"]
 
 
-@pytest.mark.slow
+@pytest.mark.night
 def test_one_fit_after_another(starts, tmp_path, capsys):
     """A fit in a process of its own leaves a line, and is not made again; so does one cut."""
     words = ["--out", str(tmp_path / "lines"), "--reference-file", str(tmp_path / "none")]

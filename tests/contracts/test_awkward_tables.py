@@ -128,6 +128,8 @@ DEFAULTS = {
     "SCGDDKLRegressor",
     "BSGDDKLRegressor",
     "SGPRRegressor",
+    "SVGPRegressor",
+    "PoERegressor",
 )
 @pytest.mark.parametrize("name", DEFAULTS)
 def test_one_far_entry_of_friedmans_function(name):

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 
-@pytest.mark.slow
+@pytest.mark.night
 def test_wrong_input_to_the_public_modules_is_refused_in_a_sentence():
     script = Path(__file__).parent / "wrong_input.py"
     done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True)

@@ -185,7 +185,14 @@ def case(model, n, cycles, d, quick=False):
     return pytest.param(model, n, cycles, d, id=name, marks=() if quick else pytest.mark.slow)
 
 
-@pytest.mark.seldom("IterativeGPRegressor-4000x3-150", "QSGPRegressor-4000x3-150")
+@pytest.mark.seldom(
+    "IterativeGPRegressor-4000x3-150",
+    "KISSGPRegressor-4000x3-150",
+    "NNGPRegressor-2500x1-52",
+    "QSGPRegressor-4000x3-150",
+    "SGPRRegressor-3000x3-100",
+    "SVGPRegressor-2500x1-52",
+)
 @pytest.mark.parametrize(
     "model, n, cycles, d",
     [

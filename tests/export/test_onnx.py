@@ -57,6 +57,8 @@ def check(model, path, dtype="float64", tol=1e-6, rows=NEW):
     "experts",
     "love-rows",
     "chevron",
+    "grid",
+    "neighbours",
 )
 @pytest.mark.parametrize("name", [marked_slow(name, FEW) for name in MODELS if name != "nearest"])
 def test_files_predict_what_their_models_predict(name, tmp_path):
@@ -200,8 +202,7 @@ def test_elimination_in_blocks_solves_the_same(m):
     torch.testing.assert_close(_eliminated_in_blocks(H, B, ones, loop), half_solved(H, B, ones))
 
 
-@pytest.mark.slow
-@pytest.mark.seldom("neighbours")
+@pytest.mark.night
 @pytest.mark.skipif(torch.__version__ < "2.13", reason="earlier versions write no loops")
 @pytest.mark.parametrize("kind", ["neighbours", "nearest"])
 def test_a_loop_over_many_neighbours(kind, tmp_path):

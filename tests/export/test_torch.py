@@ -89,6 +89,7 @@ def test_gradients_are_finite_at_training_rows(kernel):
         assert slope.isfinite().all()
 
 
+@pytest.mark.seldom("nearest")
 @pytest.mark.parametrize("name", [marked_slow(name, FEW) for name in MODELS])
 def test_torch_export_takes_any_number_of_rows(name):
     module = sk.to_torch(fitted(name))

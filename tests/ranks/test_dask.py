@@ -406,6 +406,7 @@ class Kill:
         os.kill(self.process, signal.SIGKILL)
 
 
+@pytest.mark.seldom("True")
 @pytest.mark.slow
 @pytest.mark.parametrize("first", [True, False])
 def test_a_worker_that_ends_is_named_and_later_fits_work(client, first):
@@ -466,7 +467,7 @@ def test_labels_stay_on_two_workers(client):
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-6)
 
 
-@pytest.mark.slow
+@pytest.mark.night
 def test_searches_use_the_cluster_through_joblib(client):
     X, y = table(200)
     search = GridSearchCV(features(), {"n_components": [8, 16]}, cv=2)

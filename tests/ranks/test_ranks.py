@@ -446,8 +446,7 @@ def program(name):
     return next(code for code in blocks if code.lstrip().startswith(f"# {name}"))
 
 
-@pytest.mark.slow
-@pytest.mark.seldom("search.py-n_neighbors")
+@pytest.mark.night
 @pytest.mark.skipif(not PAGE.exists(), reason="not a checkout of the repository")
 @pytest.mark.parametrize("name, said", [("on_dask.py", "2 ranks"), ("search.py", "n_neighbors")])
 def test_other_programs_of_the_documentation_run(tmp_path, name, said):
@@ -463,6 +462,7 @@ def test_other_programs_of_the_documentation_run(tmp_path, name, said):
     assert not done.returncode and said in done.stdout, done.stdout + done.stderr
 
 
+@pytest.mark.seldom("own_rows.py-: 10000 rows, R2 0.99-2")
 @pytest.mark.slow
 @pytest.mark.skipif(not PAGE.exists(), reason="not a checkout of the repository")
 @pytest.mark.parametrize(

@@ -356,7 +356,7 @@ def described(model, X_new):
     return [model.kernel_.theta, *model.predict(X_new, return_std=True)]
 
 
-@pytest.mark.seldom("True-loky")
+@pytest.mark.seldom("True-loky", "False-loky")
 @pytest.mark.parametrize("backend", ["threading", pytest.param("loky", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("share", [pytest.param(True, marks=pytest.mark.slow), False])
 def test_backends_agree(share, backend):

@@ -297,7 +297,7 @@ def test_likelihoods_of_classes():
         SVGPClassifier(likelihood=Bernoulli("cauchy")).fit(X, y)
 
 
-@pytest.mark.slow
+@pytest.mark.night
 def test_digits():
     X, y = load_digits(return_X_y=True)
     X_train, X_test, y_train, y_test = train_test_split(

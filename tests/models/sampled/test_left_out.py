@@ -40,7 +40,7 @@ def test_rows_left_out_are_those_of_dense_algebra():
         assert_allclose(variance[k], own, rtol=1e-7)
 
 
-@pytest.mark.slow
+@pytest.mark.night
 def test_errors_of_left_out_rows_are_those_of_new_rows_where_most_rows_are_points():
     rng = np.random.default_rng(0)
     X = rng.uniform(-2, 2, (4000, 6))
