@@ -442,6 +442,7 @@ class EstimatorContract(Contract):
         assert_all_equal(seen, expected, row.repeat_rtol)
         assert score == pytest.approx(model.score(X, y), rel=max(row.repeat_rtol, 1e-15))
 
+    @pytest.mark.exact_input
     @once_a_base
     def test_frames(self, row):
         X, y, X_new = table()
