@@ -392,7 +392,7 @@ FITS = [
         ),
         300,
     ),
-    Fit("auto-300", s.AutoGPRegressor(), 300, slow=True),
+    Fit("auto-320", s.AutoGPRegressor(), 320, slow=True),
     Fit(
         "auto-3000",
         s.AutoGPRegressor(

@@ -112,6 +112,7 @@ def relevant(rounds, limits):
     return np.concatenate([model.kernel_.theta, model.relevance_, *predicted])
 
 
+@pytest.mark.exact_input
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "size, rounds, limits", [(2, False, False), (2, False, True), (3, True, True)]
