@@ -364,7 +364,7 @@ def _first_wrong(array: np.ndarray, wrong: np.ndarray | np.bool_) -> str:
     return f"{array[rows[0]]:g} in entry {rows[0]}{more}"
 
 
-def check_duplicates(X: np.ndarray, total_noise: Any, counts: np.ndarray | None = None) -> None:
+def check_duplicates(X: np.ndarray, total_noise: Any, counts: np.ndarray | float = 1.0) -> None:
     """Refuse equal rows without noise, whose kernel matrix is singular; O(n d log n).
 
     Parameters
@@ -377,7 +377,7 @@ def check_duplicates(X: np.ndarray, total_noise: Any, counts: np.ndarray | None 
         The number of equal rows for which a row stands, or its weight.
     """
     noiseless = np.broadcast_to(np.asarray(total_noise) == 0, (X.shape[0],))
-    repeated = 0 if counts is None else np.count_nonzero(noiseless & (counts != 1))
+    repeated = np.count_nonzero(noiseless & (counts != 1))
     if repeated:
         raise ValueError(
             f"{repeated} of the {X.shape[0]} different rows of X are repeated, or have a "

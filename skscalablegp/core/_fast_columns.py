@@ -231,13 +231,9 @@ class StartRows:
         others = np.random.RandomState(0).permutation(np.setdiff1d(index, blocks))
         return np.sort(np.concatenate([blocks, others[: size - len(blocks)]]))
 
-    def counted(
-        self, index: np.ndarray, counts: np.ndarray | None
-    ) -> tuple[np.ndarray, np.ndarray | None]:
+    def counted(self, index: np.ndarray, counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """The same for merged rows, which stand for so many; a row that is added, for one."""
         chosen = self.chosen(index)
-        if counts is None:
-            return chosen, None
         found = np.ones(len(chosen))
         _, at, place = np.intersect1d(chosen, index, return_indices=True)
         found[at] = counts[place]

@@ -32,9 +32,7 @@ _EQUAL = 0.1
 _SECONDS = 1.0
 
 
-def first_layer_rows(
-    n: int, d: int, run: Run, counts: np.ndarray | None = None
-) -> tuple[np.ndarray, np.ndarray | None] | None:
+def first_layer_rows(counts: np.ndarray, d: int, run: Run) -> tuple[np.ndarray, np.ndarray] | None:
     """The rows that say which of d columns matter to a network; they do not depend on the seed.
 
     `counts` are those of rows that were merged with rows of the same target only.
@@ -45,13 +43,13 @@ def first_layer_rows(
         As `rows_before_merging` gives them. None for fewer than 100 rows, for fewer than three or
         more than 500 columns, and if less than a second of a time budget is left.
     """
-    if n < FEWEST_ROWS or not _FEWEST_COLUMNS <= d <= _MOST_COLUMNS:
+    if len(counts) < FEWEST_ROWS or not _FEWEST_COLUMNS <= d <= _MOST_COLUMNS:
         return None
     if not run.budget.allows(_SECONDS):
         return None
     generator = torch.Generator().manual_seed(0)
     return rows_before_merging(
-        n, counts, _ROWS, lambda n, size: random_rows(n, size, generator).numpy()
+        counts, _ROWS, lambda n, size: random_rows(n, size, generator).numpy()
     )
 
 

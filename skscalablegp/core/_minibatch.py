@@ -41,10 +41,10 @@ _KEPT = [np.float64, np.float32]
 def input_scaling(
     X: np.ndarray,
     Y: np.ndarray,
+    counts: np.ndarray,
     normalize_y: bool,
     shared: bool = False,
     robust: bool = False,
-    counts: np.ndarray | None = None,
 ) -> Scaling:
     """The scaling that standardises columns and, if requested, targets; one pass over the data.
 
@@ -85,8 +85,8 @@ class MinibatchGPRegressorBase(GPPredictionBase):
 
     def _read_merged(
         self, X: np.ndarray, Y: np.ndarray, noise_variance: Any, sample_weight: Any
-    ) -> tuple[np.ndarray, np.ndarray, Any, np.ndarray, np.ndarray | None]:
-        """Validated rows, merged; their targets, noise_variance, alpha (n,) and weights or None."""
+    ) -> tuple[np.ndarray, np.ndarray, Any, np.ndarray, np.ndarray]:
+        """Validated rows, merged; their targets, noise_variance, alpha (n,) and weights."""
         n = len(X)
         alpha = check_noise(getattr(self, "alpha", 0.0), n)
         known = check_noise_variance(noise_variance, n, Y.shape[1])
@@ -95,7 +95,7 @@ class MinibatchGPRegressorBase(GPPredictionBase):
         noise = [column for column in columns if np.ptp(column) > 0]
         found = merged_with_targets(X, Y, noise, weights)
         if found is None:
-            return X, Y, noise_variance, alpha, None
+            return X, Y, noise_variance, alpha, np.ones(n)
         rows = found.rows
         given = noise_variance if known is None else known[rows]
         return X[rows], Y[rows], given, alpha[rows], found.counts
@@ -169,8 +169,8 @@ class GPClassifierBase(ClassifierMixin, GPModel):
 
     def _read_weighted(
         self, X: Any, y: Any, classes: Any, sample_weight: Any, reset: bool = True
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
-        """As `_read_rows`, with equal rows merged, and their weights; None if all are one."""
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """As `_read_rows`, with equal rows merged, and their weights."""
         X, y = validated(self, X, y, dtype=_KEPT, reset=reset)
         weights = check_sample_weight(sample_weight, len(X))
         if weights is not None and not weights.all():
@@ -179,7 +179,7 @@ class GPClassifierBase(ClassifierMixin, GPModel):
         codes = self._numbered(y, reset, classes)
         found = merged_with_targets(X, codes[:, None].astype(np.float64), [], weights)
         if found is None:
-            return X, codes, None
+            return X, codes, np.ones(len(X))
         return X[found.rows], codes[found.rows], found.counts
 
     def _numbered(self, y: np.ndarray, reset: bool = True, classes: Any = None) -> np.ndarray:

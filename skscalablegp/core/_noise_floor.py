@@ -112,7 +112,7 @@ def _ends_at_bound(
     """
     given = run.estimator.get_params(deep=False)
     ordinary = given.get("kernel") is None and result.dtype == torch.float64
-    ordinary &= problem.repeats is None and len(problem.X) > 1
+    ordinary &= not problem.repeats.merged and len(problem.X) > 1
     if not ordinary or kernel.priors or result.tied is not None:
         return False
     if run.stopped or result.stop_reason is not End.CONVERGED:

@@ -26,10 +26,10 @@ from .data import (
     Scaling,
     SharedWork,
     column_limits,
+    counted_batches,
     limit_rows,
     ranges_within,
     rows_beyond,
-    shuffled,
     target_scales,
 )
 from .likelihoods import Likelihood
@@ -153,15 +153,17 @@ class SharedSource:
     most_noise: float = 0.0
     _resident: bool = False
 
-    # Equal rows are not merged.
-    counts = None
-
     def __len__(self) -> int:
         return sum(self.raw.sizes)
 
     @property
     def n_rows(self) -> int:
         return len(self)
+
+    @property
+    def counts(self) -> np.ndarray:
+        """Equal rows are not merged."""
+        return np.broadcast_to(1.0, len(self))
 
     @property
     def noisy(self) -> bool:
@@ -218,8 +220,8 @@ class SharedSource:
             return 0.0
         return self._tensor(*self.work.picked(self._numbers(index), _known))
 
-    def weights(self, index: Any) -> None:
-        return None
+    def weights(self, index: np.ndarray | Tensor | slice) -> Float[Tensor, " m"]:
+        return torch.ones(len(self._numbers(index)), dtype=self.dtype, device=self.device)
 
     def ranges(self) -> tuple[np.ndarray, np.ndarray]:
         with watched(None):
@@ -233,11 +235,8 @@ class SharedSource:
             found = self.raw.each(_far, column_limits(self.X))
         return np.concatenate([rows + start for rows, start in zip(found, first, strict=True)])
 
-    def shuffled(self, batch_size: int, generator: Generator) -> Iterator[Tensor]:
-        return shuffled(len(self), batch_size, generator)
-
-    # Equal rows at several ranks are not merged.
-    batches = shuffled
+    def batches(self, size: int, generator: Generator) -> Iterator[tuple[Tensor, Tensor]]:
+        return counted_batches(torch.ones(len(self), device=self.device), size, generator)
 
     def _numbers(self, index: np.ndarray | Tensor | slice) -> np.ndarray | Tensor:
         return np.arange(len(self))[index] if isinstance(index, slice) else index

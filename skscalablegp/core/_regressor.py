@@ -31,7 +31,7 @@ from ._model import check_categories
 from ._own_rows import own_rows, read_own_rows
 from ._prediction import GPPredictionBase, squeeze
 from ._run import FitRun
-from .data import Merged, Table, known_noise, merged, n_columns
+from .data import Merged, Table, have_merged, known_noise, merged, n_columns
 from .posteriors import Affine
 
 # The largest variance whose square single precision can hold.
@@ -150,11 +150,9 @@ class TableRegressorBase(GPPredictionBase):
         own = self._own_noise(len(X), np.ones(1))
         weights = check_sample_weight(sample_weight, len(X))
         found = self._merged(X, y.astype(np.float64), known, weights)
-        repeats = {}
         if found is not None:
             X, y, own = X[found.rows], found.y, own[found.rows]
             noise_variance = noise_variance if known is None else known[found.rows]
-            repeats = {"counts": found.counts, "within": found.within}
         return Table.read(
             X.copy() if copy and found is None else X,
             y,
@@ -162,7 +160,7 @@ class TableRegressorBase(GPPredictionBase):
             noise_variance,
             run.normalizes(y),
             shared=self._shares_scale(noise_variance),
-            **repeats,
+            found=found,
         )
 
     def _merged(
@@ -190,11 +188,11 @@ class TableRegressorBase(GPPredictionBase):
         weights = check_sample_weight(sample_weight, len(X))
         self._noise_given |= noise_variance is not None
         found = merged(X, y.astype(np.float64), [known] if np.ptp(known) > 0 else [], weights)
-        counts = within = None
+        repeats = {}
         if found is not None:
-            X, y, known, counts = X[found.rows], found.y, known[found.rows], found.counts
-            within = found.within if counts is None else (found.within / std**2).sum(1)
-        more = Table(X, (y - mean) / std, mean, std, known, counts=counts, within=within)
+            X, y, known = X[found.rows], found.y, known[found.rows]
+            repeats = {"counts": found.counts, "within": (found.within / std**2).sum(1)}
+        more = Table(X, (y - mean) / std, mean, std, known, **repeats)
         run.begin(X, more.y, self.n_samples_seen_, n_rows=more.n_rows)
         return more
 
@@ -220,7 +218,7 @@ class TableRegressorBase(GPPredictionBase):
         if alone:
             known = check_noise_variance(noise_variance, len(X), self._n_outputs())
             found = self._merged(X, np.asarray(y, dtype=np.float64), known)
-            if found is None or found.counts is None or not np.array_equal(found.counts, counts):
+            if found is None or not np.array_equal(found.counts, counts):
                 return None  # The fit has had weights, or other rows have joined.
             groups = found.groups[rows]
         chosen, place = np.unique(groups, return_inverse=True)
@@ -328,7 +326,8 @@ class TableRegressorBase(GPPredictionBase):
         self.X_train_, self.y_train_, self._noise_train = rows
         self._y_train_mean, self._y_train_std = table.y_mean, table.y_std
         self._origin = table.origin
-        self._counts_train, self._within_train = table.counts, table.within
+        repeats = (table.counts, table.within) if have_merged(table.counts) else (None, None)
+        self._counts_train, self._within_train = repeats
 
     def _table(self) -> Table:
         """The table that the fitted model keeps."""
@@ -353,11 +352,10 @@ class TableRegressorBase(GPPredictionBase):
         if hasattr(self, "partial_fit"):
             return super()._with_rows(X, y, noise_variance)
         other, settings = self._grown(X, y, noise_variance), self.get_params(deep=False)
-        table, given = other._table(), {}
+        table = other._table()
+        given = {"sample_weight": table.counts}
         if np.ptp(table.noise) > 0:
             given["noise_variance"] = table.noise
-        if table.counts is not None:
-            given["sample_weight"] = table.counts
         # In the units of the kernel, neither the mean nor the scale is computed again.
         alpha = 0.0 if "noise_variance" in given else table.noise[0]
         fixed = {"kernel": self.kernel_, "optimizer": None, "normalize_y": False, "alpha": alpha}

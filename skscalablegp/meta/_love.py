@@ -368,7 +368,7 @@ class LOVEPredictor(MetaRegressorBase):
 def _unit(targets: np.ndarray, found: Merged | None, mean: Any, std: Any) -> float:
     """The mean square of the targets as the posterior sees them, of all rows that were merged."""
     squares = np.square((targets - mean) / std)
-    if found is None or found.counts is None:
+    if found is None:
         return mean_square((targets - mean) / std)
     counts = found.counts.reshape(-1, *[1] * (squares.ndim - 1))
     within = found.within.reshape(squares.shape) / np.square(std)

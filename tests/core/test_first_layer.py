@@ -73,22 +73,22 @@ def test_simple_models_replace_length_scales_where_there_are_many_rows_a_column(
 
 
 def test_no_rows_are_read_where_nothing_is_fitted():
-    rows, counts = first_layer_rows(5_000, 8, run())
-    assert len(rows) == 2_000 and counts is None
-    assert len(first_layer_rows(300, 8, run(5.0))[0]) == 300
-    assert_array_equal(first_layer_rows(5_000, 8, run())[0], rows)
+    rows, counts = first_layer_rows(np.ones(5_000), 8, run())
+    assert len(rows) == 2_000 and (counts == 1).all()
+    assert len(first_layer_rows(np.ones(300), 8, run(5.0))[0]) == 300
+    assert_array_equal(first_layer_rows(np.ones(5_000), 8, run())[0], rows)
     seeded = run()
     seeded.generator.manual_seed(7)
-    assert_array_equal(first_layer_rows(5_000, 8, seeded)[0], rows)
+    assert_array_equal(first_layer_rows(np.ones(5_000), 8, seeded)[0], rows)
     # Merged rows are drawn as often as they count.
     counts = np.ones(5_000)
     counts[:100] = 1_000.0
-    rows, drawn = first_layer_rows(5_000, 8, run(), counts)
+    rows, drawn = first_layer_rows(counts, 8, run())
     assert drawn.sum() == 2_000 and drawn[rows < 100].sum() > 1_800
-    assert first_layer_rows(99, 8, run()) is None
-    assert first_layer_rows(300, 2, run()) is None
-    assert first_layer_rows(300, 501, run()) is None
-    assert first_layer_rows(300, 8, run(0.5)) is None
+    assert first_layer_rows(np.ones(99), 8, run()) is None
+    assert first_layer_rows(np.ones(300), 2, run()) is None
+    assert first_layer_rows(np.ones(300), 501, run()) is None
+    assert first_layer_rows(np.ones(300), 8, run(0.5)) is None
     assert factors_of(table()[0], np.zeros(300)) is None
 
 

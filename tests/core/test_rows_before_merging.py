@@ -31,14 +31,14 @@ def test_rows_are_drawn_as_often_as_they_count():
     counts, rng = np.array([1.0, 50.0, 3.0, 46.0]), np.random.default_rng(0)
     total = np.zeros(4)
     for _ in range(2000):
-        index, drawn = rows_before_merging(4, counts, 3, lambda n, size: rng.permutation(n)[:size])
+        index, drawn = rows_before_merging(counts, 3, lambda n, size: rng.permutation(n)[:size])
         assert drawn.sum() == 3 and (drawn >= 1).all() and (np.diff(index) > 0).all()
         total[index] += drawn
     assert_allclose(total / total.sum(), counts / 100, atol=0.02)
 
 
 def test_no_row_is_drawn_more_often_than_it_counts():
-    index, drawn = rows_before_merging(5, np.array([2.0, 1, 1, 1, 9]), 4, first)
+    index, drawn = rows_before_merging(np.array([2.0, 1, 1, 1, 9]), 4, first)
     assert_array_equal(index, [0, 1, 2])
     assert_array_equal(drawn, [2, 1, 1])
 
@@ -46,20 +46,20 @@ def test_no_row_is_drawn_more_often_than_it_counts():
 @pytest.mark.parametrize("size", [5, 6, 14])
 def test_all_merged_rows_stay_whole_where_there_is_room_for_each(size):
     counts = np.array([2.0, 1, 1, 1, 9])
-    index, drawn = rows_before_merging(5, counts, size, first)
+    index, drawn = rows_before_merging(counts, size, first)
     assert_array_equal(index, np.arange(5))
     assert_array_equal(drawn, counts)
 
 
 def test_tables_without_equal_rows_are_drawn_from_as_before():
-    index, drawn = rows_before_merging(9, None, 3, lambda n, size: np.array([7, 0, 4]))
-    assert drawn is None
+    index, drawn = rows_before_merging(np.ones(9), 3, lambda n, size: np.array([7, 0, 4]))
+    assert_array_equal(drawn, [1, 1, 1])
     assert_array_equal(index, [0, 4, 7])
 
 
 def test_small_weights_are_drawn_in_equal_parts():
     weights = 1e-3 * np.array([1.0, 7.0, 2.0])
-    index, drawn = rows_before_merging(3, weights, 2, first)
+    index, drawn = rows_before_merging(weights, 2, first)
     assert_array_equal(index, [1])
     assert_allclose(drawn, 2 * weights.sum() / 3)
 
@@ -89,7 +89,7 @@ def test_rows_with_equal_inputs_follow_one_another():
 
 def test_rows_that_were_not_merged_keep_their_order():
     order = np.random.default_rng(1).permutation(60)
-    found, groups = with_equal_inputs(order, few_inputs()[0], None)
+    found, groups = with_equal_inputs(order, few_inputs()[0], np.ones(len(order)))
     assert_array_equal(found, order)
     assert whole_groups(groups, 7) == 7
 

@@ -220,8 +220,10 @@ def test_rows_are_standardised_wherever_they_are(tmp_path):
 
 def test_batches_are_epochs_without_replacement():
     source = make_source(10)
-    batches = source.shuffled(3, torch.Generator().manual_seed(0))
-    epoch = [next(batches) for _ in range(3)]
+    batches = source.batches(3, torch.Generator().manual_seed(0))
+    epoch, weights = zip(*[next(batches) for _ in range(3)], strict=True)
     assert [len(b) for b in epoch] == [3, 3, 3]
     assert len(set(torch.cat(epoch).tolist())) == 9
-    assert len(next(source.shuffled(64, torch.Generator().manual_seed(0)))) == 10
+    assert all((part == 10 / 3).all() for part in weights)
+    index, weights = next(source.batches(64, torch.Generator().manual_seed(0)))
+    assert len(index) == 10 and (weights == 1).all()

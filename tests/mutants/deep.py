@@ -47,7 +47,7 @@ MUTANTS = [
     (
         "one batch for both parts, in the step",
         "WeightSpaceStepper._next_batch",
-        "others, other_root = self._weighted(next(self._others))",
+        "others, other_root = self._weighted(*next(self._others))",
         "others, other_root = index, root",
         STEPS,
         True,
@@ -113,7 +113,7 @@ MUTANTS = [
     (
         "counts of merged rows do not reach the process of the first layer",
         "exact_problem",
-        "repeats = None if k is None else Repeats(k.to(X), torch.zeros_like(noise))",
+        "repeats = Repeats(source.weights(slice(None)).to(X), torch.zeros_like(noise))",
         "repeats = None",
         "tests/models/deep/test_dkl.py -k counts_merged",
     ),

@@ -205,7 +205,7 @@ MUTANTS = [
     (
         "equal rows count once beside the priors of the calibration",
         "Scales.best",
-        "observations = len(problem.X) if repeats is None else float(repeats.counts.sum())",
+        "observations = float(problem.repeats.counts.sum())",
         "observations = len(problem.X)",
         f"{TESTS} -k 'priors_count'",
     ),

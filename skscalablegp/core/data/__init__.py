@@ -2,6 +2,7 @@
 
 from ._merging import (
     Merged,
+    have_merged,
     merged,
     numbered,
     rows_before_merging,
@@ -23,9 +24,7 @@ from ._rows import (
     limit_rows,
     limited,
     ranges_within,
-    repeated_moments,
     rows_beyond,
-    shuffled,
     standardised_limits,
     target_scales,
     weighted_moments,

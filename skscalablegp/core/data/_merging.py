@@ -22,9 +22,9 @@ class Merged:
         For each merged row the number of a given row that is equal to it.
     y : ndarray of shape (m,) or (m, t)
         Weighted means of the targets.
-    counts : ndarray of shape (m,) or None
-        The sum of the weights of each row; None if all are one.
-    within : ndarray of shape (m, t) or None
+    counts : ndarray of shape (m,)
+        The sum of the weights of each row.
+    within : ndarray of shape (m, t)
         Weighted sums of squared differences of the targets from their mean.
     groups : ndarray of shape (n,)
         The merged row of each given row; -1 for those of weight zero.
@@ -32,8 +32,8 @@ class Merged:
 
     rows: np.ndarray
     y: np.ndarray
-    counts: np.ndarray | None
-    within: np.ndarray | None
+    counts: np.ndarray
+    within: np.ndarray
     groups: np.ndarray
 
 
@@ -66,16 +66,15 @@ def merged(
     plain = bool((w[kept] == 1).all())
     columns = [] if X.ndim == 1 or X.dtype.kind not in "fiu" else [*X.T, *noise]
     if plain and not (columns and _may_repeat(column[kept] for column in columns)):
-        return None if len(kept) == n else _without_zeros(kept, y, n)
+        return None if len(kept) == n else _alone(kept, y, w, n)
     if not columns:
-        within = np.zeros((len(kept), y[:1].size))
-        return Merged(kept, y[kept], w[kept], within, _numbered(kept, n))
+        return _alone(kept, y, w, n)
     Y = y.reshape(n, -1)
     keys = [column[kept] for column in (*columns, *Y.T)]
     order = kept[np.lexsort(keys[::-1])]
     new = _begins(columns, order)
     if plain and new.all():
-        return None if len(kept) == n else _without_zeros(kept, y, n)
+        return None if len(kept) == n else _alone(kept, y, w, n)
     group = np.cumsum(new) - 1
     # Rows with equal targets are one term of the sums, whatever their number.
     first = np.flatnonzero(new | _begins(Y.T, order))
@@ -91,12 +90,16 @@ def merged(
     return Merged(order[new], means, counts, within, groups)
 
 
+def have_merged(counts: np.ndarray) -> bool:
+    """Whether one of some rows stands for others, too, so that rows are drawn by their counts."""
+    return bool((counts != 1).any())
+
+
 def rows_before_merging(
-    n: int,
-    counts: np.ndarray | None,
+    counts: np.ndarray,
     size: int,
     draw: Callable[[int, int], np.ndarray],
-) -> tuple[np.ndarray, np.ndarray | None]:
+) -> tuple[np.ndarray, np.ndarray]:
     """Random rows of a table as it was before equal rows were merged.
 
     Random merged rows are no random part where rows with equal entries have several targets: of a
@@ -105,12 +108,10 @@ def rows_before_merging(
 
     Parameters
     ----------
-    n : int
-        The number of merged rows.
-    counts : ndarray of shape (n,) or None
-        How many rows each stands for; None if none were merged.
+    counts : ndarray of shape (n,)
+        How many rows each merged row stands for.
     size : int
-        How many rows to draw. From `n` on all merged rows are taken, each with its count.
+        How many rows to draw. From n on all merged rows are taken, each with its count.
     draw : callable
         ``draw(total, size)`` gives `size` distinct numbers below `total`.
 
@@ -118,12 +119,13 @@ def rows_before_merging(
     -------
     index : ndarray of shape (m,)
         Numbers of the merged rows that the drawn ones are copies of, ascending.
-    counts : ndarray of shape (m,) or None
+    counts : ndarray of shape (m,)
         How many of the drawn rows each stands for. Weights that are no whole numbers are drawn in
         equal parts.
     """
-    if counts is None:
-        return np.sort(draw(n, min(size, n))), None
+    n = len(counts)
+    if not have_merged(counts):
+        return np.sort(draw(n, min(size, n))), np.ones(min(size, n))
     if size >= n:
         return np.arange(n), counts
     weight = float(counts.sum())
@@ -135,7 +137,7 @@ def rows_before_merging(
 
 
 def with_equal_inputs(
-    order: np.ndarray, X: np.ndarray, counts: np.ndarray | None
+    order: np.ndarray, X: np.ndarray, counts: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
     """An order of merged rows in which those with equal inputs follow one another.
 
@@ -147,7 +149,7 @@ def with_equal_inputs(
     ----------
     order : ndarray of shape (n,)
     X : ndarray of shape (n, d)
-    counts : ndarray of shape (n,) or None
+    counts : ndarray of shape (n,)
         Without merged rows the order stays.
 
     Returns
@@ -157,7 +159,7 @@ def with_equal_inputs(
         Rising numbers along the order, equal for rows with equal inputs.
     """
     n = len(order)
-    if counts is None:
+    if not have_merged(counts):
         return order, np.arange(n)
     of = numbered(X)[order]
     first = np.full(n, n)
@@ -179,14 +181,11 @@ def whole_groups(groups: np.ndarray, count: int) -> int:
     return int(np.searchsorted(groups, groups[count - 1], side="right")) if count else 0
 
 
-def _without_zeros(kept: np.ndarray, y: np.ndarray, n: int) -> Merged:
-    return Merged(kept, y[kept], None, None, _numbered(kept, n))
-
-
-def _numbered(kept: np.ndarray, n: int) -> np.ndarray:
+def _alone(kept: np.ndarray, y: np.ndarray, w: np.ndarray, n: int) -> Merged:
+    """Some rows, none of which are equal."""
     groups = np.full(n, -1)
     groups[kept] = np.arange(len(kept))
-    return groups
+    return Merged(kept, y[kept], w[kept], np.zeros((len(kept), y[:1].size)), groups)
 
 
 def row_hashes(columns: Iterable[np.ndarray]) -> np.ndarray:

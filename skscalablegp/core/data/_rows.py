@@ -11,6 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Generator, Tensor
 
+from ._merging import have_merged
 from ._row_work import RowWork
 from ._subsets import RandomOrder
 
@@ -207,36 +208,28 @@ def target_scales(
     return mean, _of_all(std) if shared else std
 
 
-def repeated_moments(
-    Y: np.ndarray, counts: np.ndarray, within: np.ndarray, normalize: bool, shared: bool = False
+def weighted_moments(
+    Y: np.ndarray,
+    counts: np.ndarray,
+    normalize: bool,
+    shared: bool = False,
+    robust: bool = False,
+    within: np.ndarray | float = 0.0,
 ) -> tuple[np.ndarray, np.ndarray]:
     """`target_moments` of a table whose merged rows stand for `counts` rows.
 
-    `within` (n, t) are the sums of squares in the targets that have been merged.
+    `within` (n, t) are the sums of squares in the targets that have been merged. Counts are not
+    used where far targets count as limits.
     """
+    if robust or not have_merged(counts):
+        return target_moments(Y, normalize, shared, robust)
     if not normalize:
         return np.zeros(Y.shape[1]), np.ones(Y.shape[1])
     share = counts[:, None] / counts.sum()
     mean = (share * Y).sum(0)
-    squares = (share * np.square(Y - mean)).sum(0) + within.sum(0) / counts.sum()
+    squares = (share * np.square(Y - mean)).sum(0) + np.sum(within, 0) / counts.sum()
     std = _scale(np.sqrt(squares), mean)
     return mean, _of_all(std) if shared else std
-
-
-def weighted_moments(
-    Y: np.ndarray,
-    counts: np.ndarray | None,
-    normalize: bool,
-    shared: bool = False,
-    robust: bool = False,
-) -> tuple[np.ndarray, np.ndarray]:
-    """`target_moments` of a table whose rows of equal targets are merged, if `counts` are given.
-
-    Counts are not used where far targets count as limits.
-    """
-    if counts is None or robust:
-        return target_moments(Y, normalize, shared, robust)
-    return repeated_moments(Y, counts, np.zeros_like(Y), normalize, shared)
 
 
 def _of_all(std: np.ndarray) -> np.ndarray:
@@ -272,7 +265,7 @@ class RowSource:
     noise : ndarray of shape (n,), optional
         Known noise variances in the model's units.
     counts : ndarray of shape (n,), optional
-        How many equal rows each row stands for.
+        How many equal rows each row stands for; one by default.
     """
 
     X: np.ndarray
@@ -282,12 +275,16 @@ class RowSource:
     device: torch.device = torch.device("cpu")
     noise: np.ndarray | None = None
     _resident: tuple[Tensor, Tensor] | None = None
-    counts: np.ndarray | None = None
+    counts: np.ndarray = None  # type: ignore[assignment]
+
+    def __post_init__(self) -> None:
+        if self.counts is None:
+            object.__setattr__(self, "counts", np.ones(len(self.X)))
 
     @property
-    def n_rows(self) -> int | float:
+    def n_rows(self) -> float:
         """The number of rows before they were merged: the sum of their counts."""
-        return len(self.X) if self.counts is None else float(self.counts.sum())
+        return float(self.counts.sum())
 
     def __len__(self) -> int:
         return len(self.X)
@@ -320,11 +317,11 @@ class RowSource:
 
     def subset(self, index: np.ndarray) -> RowSource:
         """Some of the rows, in the same units."""
-        noise, counts = (None if a is None else a[index] for a in (self.noise, self.counts))
-        parts = {"X": self.X[index], "Y": self.Y[index], "noise": noise, "counts": counts}
-        return replace(self, _resident=None, **parts)
+        noise = None if self.noise is None else self.noise[index]
+        parts = {"X": self.X[index], "Y": self.Y[index], "noise": noise}
+        return replace(self, _resident=None, counts=self.counts[index], **parts)
 
-    def labels(self) -> tuple[Float[np.ndarray, "n t"], Float[np.ndarray, " n"] | None]:
+    def labels(self) -> tuple[Float[np.ndarray, "n t"], Float[np.ndarray, " n"]]:
         """The targets of a classifier, and how many rows each row of them stands for."""
         return self.Y, self.counts
 
@@ -364,10 +361,8 @@ class RowSource:
             index = index.cpu().numpy()
         return torch.as_tensor(self.noise[index]).to(self.device, self.dtype)
 
-    def weights(self, index: np.ndarray | Tensor | slice) -> Float[Tensor, " m"] | None:
-        """The counts of some rows; None if every row stands for itself."""
-        if self.counts is None:
-            return None
+    def weights(self, index: np.ndarray | Tensor | slice) -> Float[Tensor, " m"]:
+        """The counts of some rows."""
         if isinstance(index, Tensor):
             index = index.cpu().numpy()
         return torch.as_tensor(self.counts[index]).to(self.device, self.dtype)
@@ -377,14 +372,8 @@ class RowSource:
         for start in range(0, len(self), size):
             yield self.rows(slice(start, start + size))
 
-    def shuffled(self, batch_size: int, generator: Generator) -> Iterator[Tensor]:
-        """Row numbers of an endless sequence of full batches, without replacement in an epoch."""
-        return shuffled(len(self), batch_size, generator)
-
-    def batches(self, size: int, generator: Generator) -> Iterator[Any]:
-        """As `shuffled`; with counts as `counted_batches`."""
-        if self.counts is None:
-            return self.shuffled(size, generator)
+    def batches(self, size: int, generator: Generator) -> Iterator[tuple[Tensor, Tensor]]:
+        """Numbers and weights of rows, as `counted_batches` draws them."""
         return counted_batches(torch.as_tensor(self.counts).to(self.device), size, generator)
 
     @property
@@ -393,13 +382,8 @@ class RowSource:
         return 0.0 if self.noise is None else float(np.max(self.noise, initial=0.0))
 
 
-def shuffled(n: int, batch_size: int, generator: Generator) -> Iterator[Tensor]:
-    """Numbers of n rows in an endless sequence of full batches, as `RowSource.shuffled`."""
-    return _Shuffled(n, min(batch_size, n), generator)
-
-
-class _Shuffled(Iterator[Tensor]):
-    """Batches of `size` of n row numbers, in a new order in each epoch."""
+class _Shuffled(Iterator[tuple[Tensor, Tensor]]):
+    """Batches of `size` of n rows in a new order in each epoch; each stands for n / size rows."""
 
     moving = ("_order", "_at", "_generator")
 
@@ -407,12 +391,14 @@ class _Shuffled(Iterator[Tensor]):
         self._n, self._size, self._generator = n, size, generator
         # The state of an order; before the first batch there is none.
         self._order, self._at = torch.empty(0, dtype=torch.int64), n
+        self._weights = torch.full((size,), n / size, dtype=torch.float64)
 
-    def __next__(self) -> Tensor:
+    def __next__(self) -> tuple[Tensor, Tensor]:
         if self._at + self._size > self._n:
             self._order, self._at = RandomOrder.drawn(self._n, self._generator).state, 0
         self._at += self._size
-        return RandomOrder(self._n, self._order)[self._at - self._size : self._at]
+        index = RandomOrder(self._n, self._order)[self._at - self._size : self._at]
+        return index, self._weights
 
 
 def counted_batches(
@@ -422,7 +408,8 @@ def counted_batches(
 
     Sums over merged rows that are all drawn equally often would vary much from batch to batch if
     few rows have most of the weight. Here the probability of a row is proportional to its count,
-    and a row for which that would be above one is in every batch.
+    and a row for which that would be above one is in every batch. Rows that all count once are in a
+    random order, each at most once in an epoch.
 
     Parameters
     ----------
@@ -438,6 +425,8 @@ def counted_batches(
         Numbers of the merged rows, and for how many rows each stands: its count divided by its
         probability. The weights of every batch sum to the number of all rows.
     """
+    if bool((counts == 1).all()):
+        return _Shuffled(len(counts), min(size, len(counts)), generator)
     return _Counted(counts, min(size, len(counts)), generator)
 
 

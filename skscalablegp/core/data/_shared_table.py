@@ -111,7 +111,7 @@ class SharedTable(Table):
         places, found = self.parts.picked(Table.rows, chosen)
         own = found[0] if found else self.parts.own.rows(np.empty(0, dtype=np.int64))
         arrays = {}
-        for name in ("X", "y", "noise"):
+        for name in ("X", "y", "noise", "counts", "within"):
             whole = np.empty((len(chosen), *getattr(own, name).shape[1:]))
             for where, part in zip(places, found, strict=True):
                 whole[where] = getattr(part, name)

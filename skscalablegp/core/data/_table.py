@@ -15,6 +15,7 @@ from ..._devices import precise_device
 from ..._validation import check_duplicates, check_noise_variance
 from ...kernels import ObjectRows, TorchKernel
 from ...linalg.gradients import GPProblem, Repeats
+from ._merging import Merged
 from ._rows import (
     MOVED,
     WIDTH,
@@ -22,9 +23,8 @@ from ._rows import (
     column_limits,
     limit_rows,
     ranges_within,
-    repeated_moments,
     rows_beyond,
-    target_moments,
+    weighted_moments,
 )
 
 
@@ -43,9 +43,9 @@ class Table:
         Known noise variances in normalised units, those of single rows.
     origin : ndarray of shape (d,) or 0
         The point from which tensors of rows are measured.
-    counts, within : ndarray of shape (n,) or None
+    counts, within : ndarray of shape (n,)
         What rows stand for that have been merged, as in `Repeats`; y are then the means of their
-        targets. None if every row stands for itself.
+        targets. By default every row stands for itself.
     """
 
     # Whether the rows are in this process; otherwise `X`, `y` and `noise` have shapes only.
@@ -57,8 +57,14 @@ class Table:
     y_std: np.ndarray
     noise: np.ndarray
     origin: np.ndarray | float = 0.0
-    counts: np.ndarray | None = None
-    within: np.ndarray | None = None
+    counts: np.ndarray = None  # type: ignore[assignment]
+    within: np.ndarray = None  # type: ignore[assignment]
+
+    def __post_init__(self) -> None:
+        # A fitted model keeps neither if no rows have been merged.
+        if self.counts is None:
+            object.__setattr__(self, "counts", np.ones(len(self.X)))
+            object.__setattr__(self, "within", np.zeros(len(self.X)))
 
     @classmethod
     def read(
@@ -69,24 +75,21 @@ class Table:
         noise_variance: Any,
         normalize_y: bool,
         shared: bool = False,
-        counts: np.ndarray | None = None,
-        within: np.ndarray | None = None,
+        found: Merged | None = None,
     ) -> Table:
         """Normalise the target, and express known noise in its units.
 
         `alpha` maps the scales of the targets to the noise of every row. With `shared` all targets
-        have the same scale, as noise known in the units of y requires. `counts` and `within` are
-        those of `Merged`.
+        have the same scale, as noise known in the units of y requires. `found` says which rows of
+        another table have become these ones.
         """
         y = y.astype(np.float64)
-        Y = y.reshape(len(y), -1)
-        if counts is None or within is None:
-            moments = target_moments(Y, normalize_y, shared)
-        else:
-            moments = repeated_moments(Y, counts, within, normalize_y, shared)
-            within = (within / np.square(moments[1])).sum(1)
+        Y, n = y.reshape(len(y), -1), len(y)
+        counts, within = (np.ones(n), 0.0) if found is None else (found.counts, found.within)
+        moments = weighted_moments(Y, counts, normalize_y, shared, within=within)
         table = cls.scaled(X, y, *moments, alpha, noise_variance)
-        return replace(table, counts=counts, within=within)
+        of_units = np.zeros(n) if found is None else (within / np.square(moments[1])).sum(1)
+        return replace(table, counts=counts, within=of_units)
 
     @classmethod
     def scaled(
@@ -165,37 +168,25 @@ class Table:
             X=self.X[chosen],
             y=self.y[chosen],
             noise=self.noise[chosen],
-            counts=None if self.counts is None else self.counts[chosen],
-            within=None if self.within is None else self.within[chosen],
+            counts=self.counts[chosen],
+            within=self.within[chosen],
         )
 
     def joined(self, more: Table) -> Table:
         """The table with further rows in the same units below its own."""
-        counts = within = None
-        if self.counts is not None or more.counts is not None:
-            parts = zip(self.repeats(), more.repeats(), strict=True)
-            counts, within = (np.append(*part) for part in parts)
         return replace(
             self,
             X=np.concatenate([self.X, more.X]),
             y=np.concatenate([self.y, more.y]),
             noise=np.concatenate([self.noise, more.noise]),
-            counts=counts,
-            within=within,
-        )
-
-    def repeats(self) -> tuple[np.ndarray, np.ndarray]:
-        """`counts` and `within`, which are one and zero if every row stands for itself."""
-        n = len(self.X)
-        return (
-            np.ones(n) if self.counts is None else self.counts,
-            np.zeros(n) if self.within is None else self.within,
+            counts=np.append(self.counts, more.counts),
+            within=np.append(self.within, more.within),
         )
 
     @property
     def n_rows(self) -> float:
         """The number of rows before they were merged: the sum of their weights."""
-        return len(self.X) if self.counts is None else float(self.counts.sum())
+        return float(self.counts.sum())
 
     def centred(self, kernel: TorchKernel) -> Table:
         """The table with rows measured from the robust means, if only differences of rows matter.
@@ -218,16 +209,14 @@ class Table:
         def tensor(a: np.ndarray) -> torch.Tensor:
             return torch.tensor(np.ascontiguousarray(a), dtype=dtype, device=there)
 
-        targets, repeats = tensor(self.targets), None
-        if self.counts is not None and self.within is not None:
-            repeats = Repeats(tensor(self.counts), tensor(self.within))
+        targets = tensor(self.targets)
         return GPProblem(
             kernel,
             tensor(self.X - self.origin) if kernel.vectors else ObjectRows.of(self.X).to(targets),
             targets,
             tensor(self.noise),
             keep=keep,
-            repeats=repeats,
+            repeats=Repeats(tensor(self.counts), tensor(self.within)),
             products_on=None if there == device else device,
         )
 

@@ -72,8 +72,7 @@ def fisher_information(
         whole = torch.linalg.solve_triangular(factor, half, upper=False)
         A = whole.view(m, p, m).transpose(0, 1).reshape(p, m * m)
         information = A @ A.mT
-        if part.repeats is not None:
-            information += _of_repeats(part, theta, directions)
+        information += _of_repeats(part, theta, directions)
         return information.cpu() * (0.5 * t * n / len(rows))
 
 
@@ -88,6 +87,5 @@ def _of_repeats(
             for step in directions * _STEP
         ]
     )
-    assert part.repeats is not None
     more = part.repeats.share * (part.repeats.counts - 1).clamp_min(0)
     return (slopes * more) @ slopes.mT

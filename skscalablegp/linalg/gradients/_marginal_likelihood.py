@@ -101,9 +101,8 @@ def exact_marginal_likelihood(
                 rows = slice(start, start + _ROWS)
                 W[rows].addmm_(V[rows], V.T, beta=-t)
             grad = 0.5 * operator.bilinear_grad(W)
-    if problem.repeats is not None:
-        more, slope = problem.repeated(theta, eval_gradient)
-        value, grad = value + more, None if grad is None else grad + slope
+    more, slope = problem.repeated(theta, eval_gradient)
+    value, grad = value + more, None if grad is None else grad + slope
     return ExactEvaluation(value, grad, L, V, jitter)
 
 

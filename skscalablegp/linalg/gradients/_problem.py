@@ -39,8 +39,9 @@ class GPProblem:
     products_on : torch.device or None
         A device without double precision that computes products in single precision; the tensors
         are then on the CPU.
-    repeats : Repeats or None
-        What rows stand for that have been merged; Y are then the means of their targets.
+    repeats : Repeats
+        What rows stand for that have been merged, of which Y are the means; by default each stands
+        for itself.
     prior_weight : float
         Weight of the log prior in training. On rows that stand for a larger table it is their share
         of the table, so that prior and likelihood have the same proportions as on all rows.
@@ -60,9 +61,14 @@ class GPProblem:
     workspace: Workspace = field(default_factory=Workspace, repr=False)
     prior_weight: float = 1.0
     products: str = "tiles"
-    repeats: Repeats | None = None
+    repeats: Repeats = None  # type: ignore[assignment]
     products_on: torch.device | None = None
     tied: np.ndarray | None = None
+
+    def __post_init__(self) -> None:
+        if self.repeats is None:
+            own = Repeats.none(len(self.Y), self.Y.dtype, self.Y.device)
+            object.__setattr__(self, "repeats", own)
 
     def operator(self, theta: Float[Tensor, " p"]) -> KernelOperator:
         """H at these hyperparameters; it replaces the problem's former operators."""
@@ -74,7 +80,7 @@ class GPProblem:
             keep=self.keep,
             workspace=self.workspace,
             products=self.products,
-            counts=None if self.repeats is None else self.repeats.counts,
+            counts=self.repeats.counts,
             products_on=self.products_on,
         )
 
@@ -107,24 +113,20 @@ class GPProblem:
         self, theta: Float[Tensor, " p"], rows: Tensor | slice = slice(None)
     ) -> Float[Tensor, " m"]:
         """Noise variances of Y at some rows, which are means if rows have been merged."""
-        noise = self.row_noise(theta, rows)
-        return noise if self.repeats is None else noise / self.repeats.counts[rows]
+        return self.repeats[rows].noise(self.row_noise(theta, rows))
 
     def repeated_at(
         self, theta: Float[Tensor, " p"], rows: Tensor | slice = slice(None)
     ) -> Float[Tensor, " m"]:
         """What each of some rows adds to the log likelihood if rows have been merged."""
-        noise = self.row_noise(theta, rows)
-        if self.repeats is None:
-            return torch.zeros_like(noise)
-        return self.repeats[rows].log_density(noise, self.Y.shape[1])
+        return self.repeats[rows].log_density(self.row_noise(theta, rows), self.Y.shape[1])
 
     def repeated(
         self, theta: Float[Tensor, " p"], eval_gradient: bool = True
     ) -> tuple[float, Float[Tensor, " p"]]:
         """What merged rows add to the log likelihood of their means, and its gradient; O(n)."""
         at = theta.detach().double().cpu()
-        if self.repeats is None:
+        if not self.repeats.merged:  # Beside few rows two passes through noise take long.
             return 0.0, torch.zeros_like(at)
         with torch.set_grad_enabled(eval_gradient):
             at = at.clone().requires_grad_(eval_gradient)
@@ -143,7 +145,7 @@ class GPProblem:
             extra_noise=noise,
             workspace=Workspace(),
             prior_weight=weight,
-            repeats=None if self.repeats is None else self.repeats[idx],
+            repeats=self.repeats[idx],
         )
 
     def random_part(self, idx: Int[Tensor, " b"]) -> GPProblem:
@@ -154,8 +156,6 @@ class GPProblem:
         reduce the noise to nothing, because so few rows tell noise from fine structure badly.
         """
         part = self.subset(idx)
-        if part.repeats is None:
-            return part
         return replace(part, repeats=part.repeats.thinned(len(idx) / len(self.X)))
 
     def log_prior(self, theta: np.ndarray) -> tuple[float, np.ndarray]:
@@ -172,5 +172,5 @@ class GPProblem:
             Y=self.Y.to(dtype),
             extra_noise=noise,
             workspace=Workspace(),
-            repeats=None if self.repeats is None else self.repeats.to(dtype),
+            repeats=self.repeats.to(dtype),
         )

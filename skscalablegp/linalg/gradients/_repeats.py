@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 from jaxtyping import Float
@@ -34,6 +35,17 @@ class Repeats:
     within: Float[Tensor, " n"]
     share: float = 1.0
 
+    @classmethod
+    def none(cls, n: int, dtype: torch.dtype, device: torch.device) -> Repeats:
+        """Those of n rows that stand for themselves: ones and zeros, which take no memory."""
+        one, zero = torch.tensor([[1.0], [0.0]], dtype=dtype, device=device).expand(2, n)
+        return cls(one, zero)
+
+    @cached_property
+    def merged(self) -> bool:
+        """Whether a row stands for others, too."""
+        return bool((self.counts != 1).any() or (self.within != 0).any())
+
     def __getitem__(self, rows: Tensor | slice) -> Repeats:
         return replace(self, counts=self.counts[rows], within=self.within[rows])
 
@@ -44,6 +56,15 @@ class Repeats:
     def thinned(self, share: float) -> Repeats:
         """The same rows as a random part of a table, in which equal rows are rarer."""
         return replace(self, share=share * self.share)
+
+    def noise(self, single: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
+        """Noise variances of the means, from those of single rows."""
+        return single / self.counts
+
+    def squares(self, noise: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
+        """`within` in units of the noise variances of single rows; 0 for rows without noise."""
+        noisy = noise > 0
+        return torch.where(noisy, self.within / torch.where(noisy, noise, 1.0), 0.0)
 
     def log_density(self, noise: Float[Tensor, " n"], t: int) -> Float[Tensor, " n"]:
         """The weighted logarithm of that factor for t targets, and noise variances of single rows.

@@ -24,6 +24,8 @@ T = TypeVar("T")
 
 # Where a device has no room for a tile, it is halved down to this size.
 _SMALLEST_TILE = 256
+# What each row stands for by default: itself.
+ONE = torch.ones(())
 # From so many blocks of rows on, a step does not store the rows that it reads.
 _MANY_BLOCKS = 8
 
@@ -75,7 +77,7 @@ class KernelOperator(LinearOperator):
     products : {"tiles", "compiled", "keops"}, default="tiles"
         How products are computed without storage: tile by tile in torch's operations, in tiles
         that torch compiles, or by KeOps. Kernels without the formulas for it are computed in tiles.
-    counts : Tensor of shape (n,), optional
+    counts : Tensor of shape (n,) or (), default=1
         Numbers by which all noise is divided, those of equal rows for which a row stands.
     tile : int, optional
         Rows and columns of a tile; those of `tile_size` by default.
@@ -104,7 +106,7 @@ class KernelOperator(LinearOperator):
         keep: bool = False,
         workspace: Workspace | None = None,
         products: str = "tiles",
-        counts: Float[Tensor, " n"] | None = None,
+        counts: Float[Tensor, "*#n"] = ONE,
         tile: int | None = None,
     ):
         super().__init__(len(X), X.dtype, X.device)
@@ -115,7 +117,7 @@ class KernelOperator(LinearOperator):
         with torch.no_grad():
             noise = kernel.noise(self.theta, X)
             noise = noise if extra_noise is None else noise + extra_noise
-            self.noise = (noise if counts is None else noise / counts).to(X.dtype)
+            self.noise = (noise / counts).to(X.dtype)
             self.bound: BoundKernel = bind(kernel, self.theta, X)
             self._rows = self.bound.prepare(X)
             self._diag = self.bound.diag(X).to(X.dtype)
@@ -215,14 +217,13 @@ class KernelOperator(LinearOperator):
         """The same operator in another precision, without storage."""
         extra = self.extra_noise
         extra = None if extra is None else extra.to(dtype)
-        counts = None if self.counts is None else self.counts.to(dtype)
         return KernelOperator(
             self.kernel,
             self.theta,
             self.X.to(dtype),
             extra,
             products=self.products,
-            counts=counts,
+            counts=self.counts.to(dtype),
         )
 
     def _tile(self, left: slice, right: slice) -> Float[Tensor, "a b"]:
@@ -333,8 +334,7 @@ class KernelOperator(LinearOperator):
             theta = self.theta.to(precise_device(self.device), non_blocking=True, copy=True)
             theta.requires_grad_(True)
             noise = self.kernel.noise(theta, self.X)
-            noise = noise if self.counts is None else noise / self.counts
-            diagonal = self.kernel.diag(theta, self.X) + noise
+            diagonal = self.kernel.diag(theta, self.X) + noise / self.counts
             return slope((diagonal * weights).sum(), theta)
 
     def to_dense(self) -> Float[Tensor, "n n"]:

@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ...kernels import TorchKernel
-from ._kernel import CrossOperator, KernelOperator, Workspace
+from ._kernel import ONE, CrossOperator, KernelOperator, Workspace
 
 
 class SentOperator(KernelOperator):
@@ -27,7 +27,7 @@ class SentOperator(KernelOperator):
         What computes the products.
     workspace : Workspace, optional
         Of the CPU. That of the device is `Workspace.beside`.
-    counts : Tensor of shape (n,), optional
+    counts : Tensor of shape (n,) or (), default=1
     tile : int, optional
     **settings : dict
         How the device multiplies: `keep` and `products` of `KernelOperator`.
@@ -42,7 +42,7 @@ class SentOperator(KernelOperator):
         *,
         on: torch.device,
         workspace: Workspace | None = None,
-        counts: Float[Tensor, " n"] | None = None,
+        counts: Float[Tensor, "*#n"] = ONE,
         tile: int | None = None,
         **settings: Any,
     ):

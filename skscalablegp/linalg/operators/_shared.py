@@ -150,7 +150,7 @@ class SharedOperator(KernelOperator):
         if self._precise is None or self._precise.dtype != dtype:
             extra = None if self.extra_noise is None else self.extra_noise.to(dtype)
             settings: dict[str, Any] = {"tile": self._tile_rows, "products": self.products}
-            settings["counts"] = None if self.counts is None else self.counts.to(dtype)
+            settings["counts"] = self.counts.to(dtype)
             self._precise = SharedOperator(
                 self.kernel, self.theta, self.X.to(dtype), extra, ranks=self._ranks, **settings
             )

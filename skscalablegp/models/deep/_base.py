@@ -36,7 +36,7 @@ from ...core.data import (
     Scaling,
     Table,
     column_moments,
-    repeated_moments,
+    weighted_moments,
 )
 from ...core.likelihoods import Gaussian
 from ...core.posteriors import FeaturePosterior, FeatureWeights, Posterior, WeightFeatures
@@ -67,7 +67,7 @@ from ._source import (
     split_rows,
 )
 from ._stepper import TrainingRows, WeightSpaceStepper, cosine
-from ._stream import KEPT_ROWS, repeated, sampled
+from ._stream import repeated, sampled
 
 # Training has diverged if the log likelihood per row has fallen by this many nats.
 _LOSS = 0.05
@@ -134,7 +134,7 @@ class DeepKernelRegressorBase(FurtherRows):
             When the work would not fit, before it starts.
         """
         with FitRun(self) as run:
-            ranks, counts = own_rows(), None
+            ranks = own_rows()
             if ranks is None:
                 X, Y = self._read_rows(X, y)
                 X, Y, noise_variance, _, counts = self._read_merged(
@@ -169,11 +169,7 @@ class DeepKernelRegressorBase(FurtherRows):
             self._learn(stepper, steps, source, run)
             if is_default(self) and rows.held_out is not None:
                 check_roughness(stepper.unexplained(), source, run)
-            kept = np.arange(n)
-            if counts is None and n > KEPT_ROWS:
-                kept = np.unique(run.random_state.randint(n, size=KEPT_ROWS))
-            elif counts is not None:
-                kept = repeated(counts, run.random_state)
+            kept = repeated(source.counts, run.random_state)
             self._kept = (*source.originals(kept), known_noise_of(source, kept))
             self._stream = 0
         return self
@@ -235,7 +231,8 @@ class DeepKernelRegressorBase(FurtherRows):
                 self._kept if seen else None, (X, Y, noise_of(source)), seen, random_state
             )
             noises = kept[2] if kept[2].any() else None
-            sample = replace(source, X=kept[0], Y=kept[1], noise=noises, _resident=None)
+            parts = {"X": kept[0], "Y": kept[1], "noise": noises, "counts": np.ones(len(kept[0]))}
+            sample = replace(source, _resident=None, **parts)
             run.begin(X, Y, seen)
             stepper = WeightSpaceStepper(
                 features.on(on),
@@ -270,17 +267,14 @@ class DeepKernelRegressorBase(FurtherRows):
         kernel.set_params(
             k2__noise_level=max(low, white), k2__noise_level_bounds=(low, LARGEST_NOISE)
         )
-        kept: Any = slice(None)
-        if source.counts is not None:
-            kept = repeated(source.counts, run.random_state)
+        kept = repeated(source.counts, run.random_state)
         parts = source.X, source.Y, noise_of(source)
         self._kept = tuple(np.array(part[kept]) for part in parts)
         self._stream = 0
         self._keep_scaling(scaling)
-        table = Table(rows, targets, scaling.y_mean, scaling.y_scale, parts[2])
-        if source.counts is not None:
-            within = np.zeros(len(source.counts))
-            table = replace(table, counts=source.counts, within=within)
+        units = scaling.y_mean, scaling.y_scale
+        repeats = source.counts, np.zeros(len(source))
+        table = Table(rows, targets, *units, parts[2], 0.0, *repeats)
         compiled = compile_kernel(kernel, rows.shape[1])
         fit_exactly(table, compiled, StageSettings("auto"), run, planned=True)
 
@@ -301,10 +295,8 @@ class DeepKernelRegressorBase(FurtherRows):
         counts: np.ndarray | None = None,
     ) -> RowSource:
         """Rows in units of their standard deviations; normalize_y=False keeps the mean of y."""
-        if counts is None:
-            y_mean, y_scale = column_moments(Y)
-        else:
-            y_mean, y_scale = repeated_moments(Y, counts, np.zeros_like(Y), normalize=True)
+        counts = np.ones(len(Y)) if counts is None else counts
+        y_mean, y_scale = weighted_moments(Y, counts, normalize=True)
         if not run.normalizes(Y, scaled=True):
             y_mean = np.zeros(Y.shape[1])
             y_scale = np.sqrt(np.average(np.square(Y), axis=0, weights=counts))

@@ -213,7 +213,7 @@ def _moments_of(
 
 
 def _blocks(source: RowSource, noise: float) -> Iterator[tuple[Tensor | None, ...]]:
-    """Blocks of rows, with factors for known noise, and counts; None if there are none."""
+    """Blocks of rows, with factors for known noise, None if there is none, and counts."""
     for start in range(0, len(source), _PASS_ROWS):
         part = slice(start, start + _PASS_ROWS)
         scale = row_scale(noise, source.known(part).double()) if source.noisy else None
@@ -228,5 +228,4 @@ def _held_out_rows(source: RowSource, features: DeepFeatures, *tensors: Tensor) 
     parts += [(features(tensors, X).double(), Y.double()) for X, Y in source.blocks(_PASS_ROWS)]
     Z, Y = (torch.cat(part) for part in zip(*parts, strict=True))
     known = source.known(slice(None)).double() if source.noisy else 0.0
-    counts = source.weights(slice(None))
-    return HeldOutRows(Z, Y, known, None if counts is None else counts.double())
+    return HeldOutRows(Z, Y, known, source.weights(slice(None)).double())

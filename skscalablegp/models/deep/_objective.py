@@ -22,6 +22,7 @@ from torch import Tensor
 
 from ...core.data import RowWork
 from ...core.posteriors import FeatureWeights
+from ...linalg.operators import ONE
 from ...linalg.solvers import cholesky_with_jitter
 
 
@@ -74,7 +75,7 @@ def feature_moments(
     ----------
     blocks : iterable of tuples of (Tensor of shape (b, d), Tensor of shape (b, t), ...)
         Inputs and targets. A third entry (b,) has the factors of rows with known noise (see
-        `row_scale`), a fourth the counts of merged rows; either may be None.
+        `row_scale`), or is None; a fourth has the counts of merged rows.
     evaluate : callable
         phi of a block of rows; products are accumulated in float64.
     """
@@ -83,19 +84,19 @@ def feature_moments(
     with torch.no_grad():
         for X, Y, *more in blocks:
             phi, Y = evaluate(X).double(), Y.double()
-            a, k = (None if part is None else part.double() for part in (*more, None, None)[:2])
+            a, k = more or (None, ONE)
+            k = k.to(Y).expand(len(Y))
             if a is not None:
-                phi, Y = phi * a[:, None], Y * a[:, None]
-                log_scale += float((a.log() if k is None else k * a.log()).sum())
-            if k is not None:
-                phi, Y = phi * k.sqrt()[:, None], Y * k.sqrt()[:, None]
+                phi, Y = phi * a.double()[:, None], Y * a.double()[:, None]
+                log_scale += float((k * a.double().log()).sum())
+            phi, Y = phi * k.sqrt()[:, None], Y * k.sqrt()[:, None]
             if gram is None:
                 gram = phi.new_zeros(phi.shape[1], phi.shape[1])
                 cross = phi.new_zeros(phi.shape[1], Y.shape[1])
             gram.addmm_(phi.T, phi)
             cross.addmm_(phi.T, Y)
             square = square + float(Y.square().sum())
-            n += len(Y) if k is None else float(k.sum())
+            n += float(k.sum())
     if gram is None:
         raise ValueError("feature_moments needs at least one block of rows.")
     return FeatureMoments(gram, cross, square, n, log_scale)
@@ -159,14 +160,14 @@ class HeldOutRows:
     Y : Tensor of shape (h, t)
     known : Tensor of shape (h,) or float
         Known noise variances, in addition to s2.
-    counts : Tensor of shape (h,) or None
+    counts : Tensor of shape (h,) or (), default=1
         How many equal rows each of them stands for.
     """
 
     Z: Float64[Tensor, "h m"]
     Y: Float64[Tensor, "h t"]
     known: Tensor | float = 0.0
-    counts: Tensor | None = None
+    counts: Float[Tensor, "*#h"] = ONE
 
     def rotated(self, basis: Float64[Tensor, "m m"]) -> HeldOutRows:
         """The rows with their features in another basis."""
@@ -181,7 +182,7 @@ class HeldOutRows:
         """
         variance = (s2 * (1 + self.Z.square() @ inverse) + self.known)[:, None]
         losses = (self.Z @ coef - self.Y).square() / variance + torch.log(variance)
-        counts = losses.new_ones(len(losses)) if self.counts is None else self.counts
+        counts = self.counts.to(losses).expand(len(losses))
         weight = counts.sum() * losses.shape[1]
         return (torch.stack([(losses * counts[:, None]).sum(), weight]),)
 

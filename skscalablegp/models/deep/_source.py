@@ -43,8 +43,8 @@ def noise_of(source: RowSource) -> np.ndarray:
 def exact_problem(kernel: Kernel, source: RowSource) -> GPProblem:
     """The exact process of rows in the model's units."""
     X, Y = source.rows(slice(None))
-    noise, k = torch.as_tensor(noise_of(source)).to(X), source.weights(slice(None))
-    repeats = None if k is None else Repeats(k.to(X), torch.zeros_like(noise))
+    noise = torch.as_tensor(noise_of(source)).to(X)
+    repeats = Repeats(source.weights(slice(None)).to(X), torch.zeros_like(noise))
     return GPProblem(compile_kernel(kernel, X.shape[1]), X, Y, noise, repeats=repeats)
 
 
@@ -95,18 +95,15 @@ def split_rows(
 
 def first_factors(source: RowSource | SharedSource, run: FitRun) -> np.ndarray | None:
     """`first_layer_factors` of some rows."""
-    n, d = len(source), source.X.shape[1]
-    rows = first_layer_rows(n, d, run, source.counts)
+    rows = first_layer_rows(source.counts, source.X.shape[1], run)
     if rows is None:
         return None
     some = _counted(source.converted(torch.float64, torch.device("cpu")), *rows)
     kernel = data_scaled_kernel(*(part.numpy() for part in some.rows(slice(None))))
-    return first_layer_factors(exact_problem(kernel, some), n, run)
+    return first_layer_factors(exact_problem(kernel, some), len(source), run)
 
 
-def _counted(
-    source: RowSource | SharedSource, rows: np.ndarray, counts: np.ndarray | None
-) -> RowSource:
+def _counted(source: RowSource | SharedSource, rows: np.ndarray, counts: np.ndarray) -> RowSource:
     """Some rows in this process, with counts of their own."""
     return replace(source.subset(rows).here(), counts=counts)
 
@@ -124,7 +121,7 @@ def check_roughness(unexplained: float, source: RowSource | SharedSource, run: F
         def draw(n: int, size: int) -> np.ndarray:
             return rows_to_check(n, run, size).numpy()
 
-        return _counted(exact, *rows_before_merging(n, source.counts, size, draw))
+        return _counted(exact, *rows_before_merging(source.counts, size, draw))
 
     few = some(FEW_ROWS)
     kernel = data_scaled_kernel(*(part.cpu().numpy() for part in few.rows(slice(None))))

@@ -44,7 +44,7 @@ def cosine(total: int, spent: Callable[[], float] | None = None) -> Callable[[in
     return factor
 
 
-class NeighbourBatches(Iterator[Tensor]):
+class NeighbourBatches(Iterator[tuple[Tensor, Tensor]]):
     """Endless batches of a random row and its nearest neighbours (sgGP, Chen et al. 2020).
 
     O(n log n) once and O(n d) memory for the tree, O(size log n) a batch.
@@ -55,11 +55,13 @@ class NeighbourBatches(Iterator[Tensor]):
     def __init__(self, source: RowSource, size: int, generator: Generator):
         self._rows = torch.cat([X for X, _ in source.blocks()]).cpu().double().numpy()
         self._tree, self._k = cKDTree(self._rows), min(size, len(self._rows))
-        self._generator = generator
+        self._generator, self._counts = generator, torch.as_tensor(source.counts)
 
-    def __next__(self) -> Tensor:
+    def __next__(self) -> tuple[Tensor, Tensor]:
         chosen = int(torch.randint(len(self._rows), (), generator=self._generator))
-        return torch.from_numpy(np.atleast_1d(self._tree.query(self._rows[chosen], self._k)[1]))
+        near = self._tree.query(self._rows[chosen], self._k)[1]
+        index = torch.from_numpy(np.atleast_1d(near))
+        return index, self._counts[index] * (len(self._rows) / len(index))
 
 
 @dataclass(frozen=True, eq=False)
@@ -190,9 +192,9 @@ class WeightSpaceStepper(Stepper):
 
     def _next_batch(self) -> tuple[FeatureBatch, Tensor | float]:
         """A batch, and what the factors of rows with known noise add to its log likelihood."""
-        (index, root), others, other_root = self._weighted(next(self._batches)), None, None
+        (index, root), others, other_root = self._weighted(*next(self._batches)), None, None
         if self.rule.needs_independent_batch:
-            others, other_root = self._weighted(next(self._others))
+            others, other_root = self._weighted(*next(self._others))
         phi, Y, known, other, other_known = drawn_rows(self._work, self.tensors, index, others)
         log_noise, log_scales = self.log_noise, 0.0
         if self.features.white.tied:
@@ -201,34 +203,27 @@ class WeightSpaceStepper(Stepper):
             s2 = torch.exp(log_noise)
             scale = row_scale(s2, known)
             phi, Y = phi * scale[:, None], Y * scale[:, None]
-            share = 1.0 if root is None else root.square()
-            log_scales = 2 * Y.shape[1] * (share * scale.log()).mean()
+            log_scales = 2 * Y.shape[1] * (root.square() * scale.log()).mean()
             if other is not None:
                 other = other * row_scale(s2.detach(), other_known)[:, None]
-        if root is not None:
-            phi, Y = phi * root[:, None], Y * root[:, None]
-            if other is not None:
-                other = other * other_root[:, None]
+        phi, Y = phi * root[:, None], Y * root[:, None]
+        if other is not None:
+            other = other * other_root[:, None]
         return FeatureBatch(phi, Y, self.weights, log_noise, self.rows.n, other), log_scales
 
     @cached_property
     def _work(self) -> RowWork:
         return self.rows.source.held(DeepRows, self.features)
 
-    def _weighted(self, batch: Any) -> tuple[Tensor, Tensor | None]:
+    def _weighted(self, index: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
         """The rows of a batch, and the square roots of weights by which they are multiplied.
 
         Weights are relative to their mean, so that sums over a batch stand for the same multiple of
         the table as without counts.
         """
         source = self.rows.source
-        if isinstance(batch, tuple):
-            index, weights = batch
-            mean = source.n_rows / len(index)
-            return index, (weights / mean).to(source.device, source.dtype).sqrt()
-        if source.counts is None:
-            return batch, None
-        return batch, (source.weights(batch) / float(source.counts.mean())).sqrt()
+        mean = source.n_rows / len(index)
+        return index, (weights / mean).to(source.device, source.dtype).sqrt()
 
     def _project(self) -> None:
         """Move the noise and the kernel's hyperparameters back into their bounds."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from ...core.data import have_merged
+
 # Number of rows that are stored for the exact passes of partial_fit.
 KEPT_ROWS = 8192
 
@@ -42,7 +44,8 @@ def sampled(
 def repeated(counts: np.ndarray, random_state: np.random.RandomState) -> np.ndarray:
     """Numbers of merged rows as often as they count: a uniform sample of the rows before merging.
 
-    All of them, if they are whole numbers and not too many.
+    All of them, if they are whole numbers and not too many. Many rows that all count once are drawn
+    without their copies.
 
     Parameters
     ----------
@@ -51,5 +54,7 @@ def repeated(counts: np.ndarray, random_state: np.random.RandomState) -> np.ndar
     """
     if counts.sum() <= KEPT_ROWS and (counts == counts.round()).all():
         return np.repeat(np.arange(len(counts)), counts.astype(int))
+    if not have_merged(counts):
+        return np.unique(random_state.randint(len(counts), size=KEPT_ROWS))
     size = int(min(KEPT_ROWS, max(1, round(counts.sum()))))
     return np.sort(random_state.choice(len(counts), size, p=counts / counts.sum()))

@@ -38,7 +38,7 @@ class ExpertTable:
     Y : ndarray of shape (b, t)
     noise : ndarray of shape (b,) or None
         Known noise variances.
-    repeats : ndarray of shape (2, b) or None
+    repeats : ndarray of shape (2, b)
         What merged rows stand for: `counts` and `within` of `Repeats`.
     device : str
     """
@@ -47,7 +47,7 @@ class ExpertTable:
     X: np.ndarray
     Y: np.ndarray
     noise: np.ndarray | None
-    repeats: np.ndarray | None
+    repeats: np.ndarray
     device: str
 
     @classmethod
@@ -55,9 +55,8 @@ class ExpertTable:
         """Some rows of a problem."""
         part = problem.subset(torch.as_tensor(rows, device=problem.X.device))
         noise = None if part.extra_noise is None else part.extra_noise.cpu().numpy()
-        X, Y, repeats = part.X.cpu().numpy(), part.Y.cpu().numpy(), None
-        if part.repeats is not None:
-            repeats = torch.stack([part.repeats.counts, part.repeats.within]).cpu().numpy()
+        X, Y = part.X.cpu().numpy(), part.Y.cpu().numpy()
+        repeats = torch.stack([part.repeats.counts, part.repeats.within]).cpu().numpy()
         return cls(problem.kernel, X, Y, noise, repeats, str(problem.X.device))
 
     def problem(self) -> GPProblem:
@@ -67,7 +66,7 @@ class ExpertTable:
             return torch.tensor(a, device=self.device)
 
         noise = None if self.noise is None else tensor(self.noise)
-        repeats = None if self.repeats is None else Repeats(*map(tensor, self.repeats))
+        repeats = Repeats(*map(tensor, self.repeats))
         return GPProblem(self.kernel, tensor(self.X), tensor(self.Y), noise, repeats=repeats)
 
 

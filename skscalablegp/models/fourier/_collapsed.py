@@ -138,8 +138,6 @@ def collapsed_marginal_likelihood(
         else:
             sums = sums or FeatureSums.of(problem, theta, features, batch_rows)
             found = _by_columns(problem, features, theta, batch_rows, eval_gradient, sums)
-    if problem.repeats is None:
-        return found
     more, slopes = problem.repeated(theta, eval_gradient)
     grad = None if found.grad is None else found.grad + slopes.to(found.grad)
     return replace(found, value=found.value + more, grad=grad)

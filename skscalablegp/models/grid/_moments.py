@@ -105,9 +105,9 @@ def grid_moments(
     grid: Grid,
     X: np.ndarray,
     Y: np.ndarray,
-    weights: np.ndarray | None = None,
-    counts: np.ndarray | None = None,
-    within: np.ndarray | None = None,
+    weights: np.ndarray | float = 1.0,
+    counts: np.ndarray | float = 1.0,
+    within: np.ndarray | float = 0.0,
 ) -> GridMoments:
     """Accumulate the moments of rows inside the grid, block by block.
 
@@ -122,9 +122,9 @@ def grid_moments(
         Rows, read once.
     Y : ndarray of shape (n, t)
         Targets.
-    weights : ndarray of shape (n,), optional
-        c_i; 1 by default.
-    counts, within : ndarray of shape (n,), optional
+    weights : ndarray of shape (n,), default=1
+        c_i.
+    counts, within : ndarray of shape (n,), default=1 and 0
         What merged rows stand for, as in `Repeats`. The moments are those of all these rows.
 
     Notes
@@ -132,12 +132,10 @@ def grid_moments(
     O(n 7^d) on a product grid, O(n (4 d)^2) on an additive one; memory O(m 7^d)
     and some blocks.
     """
-    n, missing = len(X), 0.0
-    if counts is not None and within is not None:
-        n = float(counts.sum())
-        missing = (within if weights is None else weights * within).sum() / Y.shape[1]
-        weights = counts if weights is None else weights * counts
-    total = (Y**2 if weights is None else weights[:, None] * Y**2).sum(0) + missing
+    n = float(np.broadcast_to(counts, len(X)).sum())
+    missing = np.sum(weights * np.broadcast_to(within, len(X))) / Y.shape[1]
+    weights = np.broadcast_to(weights * np.asarray(counts), len(X))
+    total = (weights[:, None] * Y**2).sum(0) + missing
     if len(grid.components) >= _DENSE_COLUMNS and grid.n_points <= _DENSE_POINTS:
         gram, rhs = _dense_sums(grid, X, Y, weights)
     elif len(grid.components) > 1:
@@ -175,8 +173,9 @@ def _dense_sums(grid, X, Y, weights):
 
 def _weights(grid, X, weights, part):
     """W and W' C of some rows."""
-    W = grid.interpolate(X)
-    return W, (W if weights is None else W * weights[part][:, None]).T.tocsr()
+    W, c = grid.interpolate(X), weights[part]
+    # A product with ones would take as long as a part of the other work.
+    return W, (W * c[:, None] if (c != 1).any() else W).T.tocsr()
 
 
 def _polynomial_sums(axes, X, Y, weights):
@@ -193,8 +192,7 @@ def _polynomial_sums(axes, X, Y, weights):
         first, last = cell[some[0]], cell[some[-1]] + 1
         six = reduce(outer, [powers(v[some], 6) for v in places])
         three = reduce(outer, [powers(v[some], 3) for v in places])
-        data = np.ones(len(some)) if weights is None else weights[some]
-        entries = data, cell[some] - first, np.arange(len(some) + 1)
+        entries = weights[some], cell[some] - first, np.arange(len(some) + 1)
         sums = scipy.sparse.csc_array(entries, shape=(last - first, len(some)))
         gram_sums[first:last] += sums @ six
         rhs_sums[first:last] += sums @ outer(Y[some], three)

@@ -145,7 +145,7 @@ class NetworkTraining:
         With 1 or 2 features.
     run : FitRun
         Its time budget, and its random numbers: initial weights and batches.
-    counts, within : ndarray of shape (n,), optional
+    counts, within : ndarray of shape (n,), default=1 and 0
         What merged rows stand for. A squared error counts as often as its row, and likelihoods are
         those of all these rows.
     """
@@ -156,8 +156,8 @@ class NetworkTraining:
         Y: np.ndarray,
         network: Network,
         run: FitRun,
-        counts: np.ndarray | None = None,
-        within: np.ndarray | None = None,
+        counts: np.ndarray | float = 1.0,
+        within: np.ndarray | float = 0.0,
     ):
         self._x_mean, self._x_scale = column_moments(X, robust=True)
         limits = standardised_limits(X, self._x_mean, self._x_scale)
@@ -166,12 +166,13 @@ class NetworkTraining:
         self._generator = torch.Generator().manual_seed(int(run.random_state.randint(2**31 - 1)))
         self._X = torch.from_numpy((X - self._x_mean) / self._x_scale).float()
         self._Y = torch.from_numpy(Y / unit).float()
-        self._repeats = None
-        if counts is not None and within is not None:
-            parts = torch.from_numpy(counts), torch.from_numpy(within / unit**2)
-            self._repeats = Repeats(*parts).to(torch.float32)
+        one = self._X.new_ones(len(X), dtype=torch.float64)
+        repeats = Repeats(one * torch.as_tensor(counts), one * torch.as_tensor(within / unit**2))
+        self._repeats = repeats.to(torch.float32)
         self.params = network.initial(self._generator)
-        rows = first_layer_rows(*X.shape, run) if has_first_layer(network) else None
+        rows = None
+        if has_first_layer(network):
+            rows = first_layer_rows(np.ones(len(X)), X.shape[1], run)
         if rows is not None:
             problem = self._exact_problem(torch.as_tensor(rows[0]))
             factors = first_layer_factors(problem, len(X), run)
@@ -185,7 +186,7 @@ class NetworkTraining:
         """The exact process of some rows, with the default kernel."""
         X, Y = self._X[rows].double(), self._Y[rows].double()
         kernel = compile_kernel(data_scaled_kernel(X.numpy(), Y.numpy()), X.shape[1])
-        repeats = None if self._repeats is None else self._repeats[rows].to(torch.float64)
+        repeats = self._repeats[rows].to(torch.float64)
         return GPProblem(kernel, X, Y, torch.zeros(len(X), dtype=X.dtype), repeats=repeats)
 
     @property
@@ -228,9 +229,8 @@ class NetworkTraining:
     def loss(self, phase: int, rows: Tensor | slice) -> Tensor:
         raw = self.network(self.params, self._X[rows])
         Z = torch.tanh(_SQUASH * (raw - raw.mean(0)) / _spread(raw))
-        repeats = None if self._repeats is None else self._repeats[rows]
         objective = (_squared_error, _negative_likelihood)[phase]
-        return objective(Z, self._Y[rows], self._others[phase], repeats)
+        return objective(Z, self._Y[rows], self._others[phase], self._repeats[rows])
 
     def draw(self) -> Tensor | slice:
         """The rows of a step."""
@@ -291,23 +291,20 @@ def _spread(raw: Tensor) -> Tensor:
     return raw.std(0, correction=0) + 1e-6
 
 
-def _squared_error(Z: Tensor, Y: Tensor, head: Tensor, repeats: Repeats | None) -> Tensor:
+def _squared_error(Z: Tensor, Y: Tensor, head: Tensor, repeats: Repeats) -> Tensor:
     # Features have a standard deviation of about a half, and targets of about one.
     squares = (3 * Z @ head[:-1] + head[-1] - Y).square()
-    if repeats is None:
-        return squares.mean()
     return (repeats.counts[:, None] * squares).mean() / repeats.counts.mean()
 
 
-def _negative_likelihood(Z: Tensor, Y: Tensor, hyper: Tensor, repeats: Repeats | None) -> Tensor:
+def _negative_likelihood(Z: Tensor, Y: Tensor, hyper: Tensor, repeats: Repeats) -> Tensor:
     signal, scale, noise = hyper.exp()
     D = (noise + 1e-3).expand(len(Z))
     squared = (Z[:, None, :] - Z[None, :, :]).square().sum(2)
     H = signal * torch.exp(-0.5 * squared / (SHORTEST_FEATURE_LENGTH + scale).square())
-    H = H + torch.diag(D if repeats is None else D / repeats.counts)
+    H = H + torch.diag(repeats.noise(D))
     L, failed = torch.linalg.cholesky_ex(H)
     white = torch.linalg.solve_triangular(L, Y, upper=False)
     value = (0.5 * white.square().sum() + Y.shape[1] * L.diagonal().log().sum()) / len(Z)
-    if repeats is not None:
-        value = value - repeats.log_density(D, Y.shape[1]).sum() / len(Z)
+    value = value - repeats.log_density(D, Y.shape[1]).sum() / len(Z)
     return value * float("nan") if failed else value

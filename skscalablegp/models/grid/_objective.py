@@ -223,7 +223,7 @@ class FixedNoise(KeptRows):
         new = noise_jitter(white + float(table.noise.min()), prior)
         D = white + table.noise + new
         moments = self.moments + _moments(self.grid, table, 1 / D)
-        log_det = self.log_det + _counted(np.log(D), table.counts)
+        log_det = self.log_det + float((table.counts * np.log(D)).sum())
         return FixedNoise(moments, self.grid, log_det, max(self.added, new))
 
 
@@ -246,17 +246,12 @@ def _noisy_parts(
     """Moments with weights 1 / D and 1 / D^2, and the sums of log D and 1 / D."""
     D = noise + table.noise
     first, second = (_moments(grid, table, D**-k) for k in (1.0, 2.0))
-    log_det, inverse = (_counted(part, table.counts) for part in (np.log(D), 1 / D))
+    log_det, inverse = (float((table.counts * part).sum()) for part in (np.log(D), 1 / D))
     return first, second, log_det, inverse
 
 
-def _moments(grid: Grid, table: Table, weights: np.ndarray | None = None) -> GridMoments:
+def _moments(grid: Grid, table: Table, weights: np.ndarray | float = 1.0) -> GridMoments:
     return grid_moments(grid, table.X, table.targets, weights, table.counts, table.within)
-
-
-def _counted(values: np.ndarray, counts: np.ndarray | None) -> float:
-    """The sum over all rows that merged rows stand for."""
-    return float((values if counts is None else counts * values).sum())
 
 
 def _component_sums(moments: GridMoments, grid: Grid) -> list[np.ndarray]:
@@ -280,14 +275,14 @@ class FewRows:
         Targets.
     known : Tensor of shape (n,)
         Known noise variances, those of single rows.
-    repeats : Repeats or None
+    repeats : Repeats
         What rows stand for that have been merged.
     """
 
     weights: Float[Tensor, "m n"]
     Y: Float[Tensor, "n t"]
     known: Float[Tensor, " n"]
-    repeats: Repeats | None = None
+    repeats: Repeats
 
     @classmethod
     def of(
@@ -297,24 +292,21 @@ class FewRows:
         Y: np.ndarray,
         known: np.ndarray,
         device: torch.device = CPU,
-        counts: np.ndarray | None = None,
-        within: np.ndarray | None = None,
+        counts: np.ndarray | float = 1.0,
+        within: np.ndarray | float = 0.0,
     ) -> FewRows:
         weights = torch.from_numpy(grid.interpolate(X).toarray()).T.contiguous()
-        arrays = [Y, known] + ([] if counts is None or within is None else [counts, within])
+        arrays = Y, known, *(np.full(len(X), part) for part in (counts, within))
         parts = weights, *(torch.from_numpy(array).double() for array in arrays)
         W, Y, known, *more = (part.to(device, non_blocking=True) for part in parts)
-        return cls(W, Y, known, Repeats(*more) if more else None)
+        return cls(W, Y, known, Repeats(*more))
 
     def noise(self, white: float) -> Float[Tensor, " n"]:
         """The noise variances of Y."""
-        single = self.known + white
-        return single if self.repeats is None else single / self.repeats.counts
+        return self.repeats.noise(self.known + white)
 
     def left_out(self, white: float) -> tuple[float, float]:
         """What Y leave out of the likelihood of all rows, and its slope in the noise variance."""
-        if self.repeats is None:
-            return 0.0, 0.0
         v, t = self.known + white, self.Y.shape[1]
         k, within = self.repeats.counts, self.repeats.within
         slope = 0.5 * (within / v - t * (k - 1)) / v
@@ -529,7 +521,7 @@ def few_rows_gradient(problem: GridProblem, theta: Float[Tensor, " p"]) -> Gradi
         eye = torch.eye(n, dtype=L.dtype, device=L.device)
         root = torch.linalg.solve_triangular(L, eye, upper=False)
         # The slopes of D in the noise of single rows.
-        share = torch.ones_like(D) if rows.repeats is None else 1 / rows.repeats.counts
+        share = 1 / rows.repeats.counts
         quadratic, half_log_det, squares, traced = torch.stack(
             [
                 (rows.Y * alpha).sum(),

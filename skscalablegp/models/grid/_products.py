@@ -165,7 +165,7 @@ class RowProbes:
     X, known : ndarray of shape (n, d), (n,)
         Rows inside the grid, and their known noise variances.
     generator : Generator
-    counts : ndarray of shape (n,), optional
+    counts : ndarray of shape (n,), default=1
         How many rows each row stands for. The sum of k independent z is sqrt(k) z.
     """
 
@@ -175,11 +175,11 @@ class RowProbes:
         X: np.ndarray,
         known: np.ndarray,
         generator: Generator,
-        counts: np.ndarray | None = None,
+        counts: np.ndarray | float = 1.0,
     ):
         self._grid, self._seed = grid, int(torch.randint(2**31, (), generator=generator))
         self._known, self._X = known, X
-        self._root = np.ones(len(X)) if counts is None else np.sqrt(counts)
+        self._root = np.broadcast_to(np.sqrt(counts), len(X))
         self._equal = None
         if known.min() == known.max():
             self._equal, self._known, self._X = self._sums((self._root,))[0], known[0], None

@@ -109,19 +109,17 @@ class SparseMixin:
         likelihood: Likelihood,
         n_outputs: int,
         run: FitRun,
-        counts: np.ndarray | None = None,
         rows_of: Callable[..., SparseRows] = SparseRows.of,
     ) -> SparseTraining:
-        """The model, the plan and the rows in the model's units, before any work.
-
-        `counts` are the weights of the rows; `rows_of` makes the rows of their source.
-        """
+        """The model, the plan and the rows, made by `rows_of`, before any work."""
         n, d, scaling = len(source), source.X.shape[1], source.scaling
         network = self._new_network(source.X, scaling)
         targets = torch.as_tensor((source.Y - scaling.y_mean) / scaling.y_scale)
         constant, start_targets = None, likelihood.start_targets(targets)
         if likelihood.classes or (self.kernel is None and not likelihood.additive):
             # A kernel that is given for a regression is the prior of its latent function.
+            # At ranks, the targets are those of some rows.
+            counts = source.counts[: len(targets)]
             constant = likelihood.constant(targets, n_outputs, counts)
             start_targets = start_targets if likelihood.classes else start_targets - constant
         unit = target_unit(start_targets.numpy())
@@ -135,7 +133,7 @@ class SparseMixin:
         plan = plan_batches(self, model, n, d, self._most_points(n_outputs))
         run.follow(plan)
         source = replace(source, scaling=inputs, dtype=plan.precision).resident()
-        rows = rows_of(source, counts)
+        rows = rows_of(source)
         self._check_rows(model, rows)
         weights = [] if network is None else network.initial(run.generator, plan.precision)
         weights = [w.to(machine.device) for w in weights]
@@ -441,7 +439,7 @@ class SparseMixin:
             return self._network(network_from_numpy(self._weights), rows).numpy()
 
     def _absorb(
-        self, source: RowSource, n_outputs: int, run: FitRun, counts: np.ndarray | None
+        self, source: RowSource, n_outputs: int, run: FitRun
     ) -> tuple[SparseModel, SparseRows, SparseFit]:
         """Update the belief with further rows; keeps hyperparameters and inducing points.
 
@@ -459,9 +457,9 @@ class SparseMixin:
             f"{m} inducing points with {s} covariances of {m} x {m}",
             "fit with fewer inducing points",
         )
-        rows = SparseRows.of(source, counts)
+        rows = SparseRows.of(source)
         self._check_rows(model, rows)
-        run.begin(X, source.Y, seen, n_rows=None if counts is None else counts.sum())
+        run.begin(X, source.Y, seen, n_rows=source.n_rows)
         generator = torch.Generator().manual_seed(seen)
         belief, n_iter, reason = absorb(model, rows, fit, run, generator, int(passes.value))
         self._set_belief(belief)

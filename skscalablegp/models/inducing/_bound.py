@@ -18,6 +18,7 @@ from torch import Generator, Tensor
 from ..._devices import precise, sum_dtype
 from ...core.likelihoods import Likelihood, LikelihoodTerms
 from ...kernels import TorchKernel
+from ...linalg.operators import ONE
 from ...linalg.solvers import cholesky_with_jitter
 
 # Jitter on the diagonal of k(Z, Z), relative to the mean prior variance, for the precision in which
@@ -280,11 +281,12 @@ def variational_bound(  # noqa: PLR0913 (the terms of one equation)
     belief: WhitenedBelief,
     K: KernelValues,
     Y: Float[Tensor, "b t"],
-    weight: float | Tensor = 1.0,
+    weight: float = 1.0,
     generator: Generator | None = None,
     eval_gradient: bool = True,
     white: Whitening | None = None,
     value_only: bool = False,
+    counts: Float[Tensor, "*#b"] = ONE,
 ) -> BoundEvaluation:
     """The bound on one batch, and its gradients in the values of the kernel.
 
@@ -295,8 +297,8 @@ def variational_bound(  # noqa: PLR0913 (the terms of one equation)
     K : KernelValues
         At the inducing points and the batch.
     Y : Tensor of shape (b, t)
-    weight : float or Tensor of shape (b,), default=1.0
-        n / b, which scales a batch to all rows, times the weight of each row if rows have weights.
+    weight : float, default=1.0
+        n / b, which scales a batch to all rows.
     generator : Generator, optional
         For likelihoods that use random draws.
     eval_gradient : bool, default=True
@@ -305,6 +307,8 @@ def variational_bound(  # noqa: PLR0913 (the terms of one equation)
         That of ``K.inducing``, if it has been computed already.
     value_only : bool, default=False
         Whether to leave out the statistics of the rows, a third of the work, and the gradients.
+    counts : Tensor of shape (b,) or (), default=1
+        The weight of each row.
 
     Notes
     -----
@@ -323,12 +327,10 @@ def variational_bound(  # noqa: PLR0913 (the terms of one equation)
     variance = variance.clamp_min(torch.finfo(A.dtype).eps * float(K.diag.max()))
     centre = mean + belief.constant.to(mean, non_blocking=True)
     terms = likelihood.expected(Y, centre, variance, K.noise, generator)
-    if isinstance(weight, Tensor):
-        own, each = weight.to(terms.value), weight.to(mean)[:, None]
-        terms = LikelihoodTerms(
-            own * terms.value, each * terms.d_mean, each * terms.d_variance, own * terms.d_noise
-        )
-        weight = 1.0
+    own, each = counts.to(terms.value), counts.to(mean)[..., None]
+    terms = LikelihoodTerms(
+        own * terms.value, each * terms.d_mean, each * terms.d_variance, own * terms.d_noise
+    )
     total = float(terms.value.sum(dtype=sum_dtype(A.device)))
     value = weight * total - belief.divergence()
     if value_only:

@@ -316,9 +316,10 @@ class SVGPClassifier(SparseMixin, GPClassifierBase):
             X, codes, counts = self._read_weighted(X, y, None, sample_weight, reset=False)
             Y = codes[:, None].astype(np.float64)
             there = run.machine.device
-            source = RowSource(X, Y, self._scaling, torch.float64, there, np.zeros(len(X)))
+            noise, on = np.zeros(len(X)), (torch.float64, there)
+            source = RowSource(X, Y, self._scaling, *on, noise, counts=counts)
             c, n_old = len(self.classes_), self.n_samples_seen_
-            model, rows, fit = self._absorb(source, c, run, counts)
+            model, rows, fit = self._absorb(source, c, run)
             self.class_prior_ = class_shares(codes, c, counts, (self.class_prior_, n_old))
             if self.calibrate and not run.stopped:
                 with run.stage("calibration", optional=True):
@@ -334,10 +335,11 @@ class SVGPClassifier(SparseMixin, GPClassifierBase):
             self.class_prior_ = class_shares(codes, len(self.classes_), counts)
             Y, c = codes[:, None].astype(np.float64), len(self.classes_)
             likelihood = self._checked_likelihood(c, run)
-            scaling, noise = input_scaling(X, Y, False), np.zeros(len(X))
-            source = RowSource(X, Y, scaling, device=run.machine.device, noise=noise)
-            training = self._prepare(source, likelihood, c, run, counts)
-            run.begin(X, Y, n_rows=None if counts is None else counts.sum())
+            scaling, noise = input_scaling(X, Y, counts, False), np.zeros(len(X))
+            device = run.machine.device
+            source = RowSource(X, Y, scaling, device=device, noise=noise, counts=counts)
+            training = self._prepare(source, likelihood, c, run)
+            run.begin(X, Y, n_rows=source.n_rows)
             self.draws_ = None if likelihood.n_latent(c) == 1 else self._draw(c)
             self.probability_power_, self._power_losses = 1.0, 0.0
             fit = self._train(training, run)
@@ -363,8 +365,7 @@ class SVGPClassifier(SparseMixin, GPClassifierBase):
         """
         generator = torch.Generator().manual_seed(0)
         chosen, drawn = rows.drawn(_POWER_ROWS, generator)
-        counts = None if drawn is None else torch.as_tensor(drawn)
-        some = SparseRows(rows.source.subset(chosen), rows.noise[torch.as_tensor(chosen)])
+        some = SparseRows.of(rows.source.subset(chosen))
         mean, variance = left_out(model, some, fit, generator)
         mean, variance = mean.cpu(), variance.cpu()
         codes = some.take(slice(None))[1].long().cpu()
@@ -373,7 +374,7 @@ class SVGPClassifier(SparseMixin, GPClassifierBase):
         # Hyperparameters were trained with all rows, of which these are a part.
         n_trained = n_theta * len(chosen) / len(rows.source)
         shares = torch.tensor(self.class_prior_)
-        return losses_of_powers(p, codes[:, 0], shares, counts, n_trained)
+        return losses_of_powers(p, codes[:, 0], shares, torch.as_tensor(drawn), n_trained)
 
     def _draw(self, c: int) -> np.ndarray:
         seed = check_random_state(self.random_state).randint(2**31 - 1)

@@ -16,7 +16,7 @@ from ...core.likelihoods import Gaussian
 from ...core.posteriors import without_own
 from ...kernels import TorchKernel
 from ...linalg.blocks import look_up
-from ...linalg.gradients import GPProblem, GradientEstimate, GradientEstimator, Repeats
+from ...linalg.gradients import GPProblem, GradientEstimate, GradientEstimator
 from ._bound import (
     KernelValues,
     NaturalBelief,
@@ -72,10 +72,10 @@ class ProblemBlocks:
         problem = self.problem
         X, Y, extra = problem.X, problem.Y, problem.extra_noise
         extra = X.new_zeros(len(X)) if extra is None else extra
-        parts = [X, Y, extra] if problem.repeats is None else [X, Y, extra, problem.repeats]
         # A rank without rows has one empty block.
         for start in range(0, max(len(X), 1), self.size):
-            yield tuple(part[start : start + self.size] for part in parts)
+            some = slice(start, start + self.size)
+            yield X[some], Y[some], extra[some], problem.repeats[some]
 
     def total(
         self, work: Callable[..., tuple[Tensor, ...]], *args: Any, tensors: Sequence[Tensor] = ()
@@ -161,28 +161,6 @@ def collapsed_bound(
     return CollapsedBound(value, belief, white, *grads)
 
 
-def _noise(
-    kernel: TorchKernel, theta: Tensor, X: Tensor, extra: Tensor, repeats: Repeats | None = None
-) -> Float[Tensor, " b"]:
-    """The noise variances of targets, which are means if rows have been merged."""
-    noise = kernel.noise(theta, X) + extra
-    return noise if repeats is None else noise / repeats.counts
-
-
-def _repeated(
-    kernel: TorchKernel,
-    theta: Tensor,
-    X: Tensor,
-    Y: Tensor,
-    extra: Tensor,
-    repeats: Repeats | None = None,
-) -> Float[Tensor, " b"]:
-    """What merged rows add to the density of their means."""
-    if repeats is None:
-        return torch.zeros(len(X), dtype=torch.float64)
-    return repeats.log_density(kernel.noise(theta, X) + extra, Y.shape[1])
-
-
 @torch.no_grad()
 def _moments(
     blocks: Blocks, kernel: TorchKernel, theta: Tensor, Z: Tensor, inverse: Tensor
@@ -194,9 +172,10 @@ def _moments(
     """
     P = torch.zeros(len(Z), len(Z), dtype=torch.float64, device=Z.device)
     shift, sums = None, torch.zeros(5, dtype=torch.float64, device=Z.device)
-    for X, Y, *extra in blocks():
+    for X, Y, extra, repeats in blocks():
         look_up()
-        noise = _noise(kernel, theta, X, *extra)
+        single = kernel.noise(theta, X) + extra
+        noise = repeats.noise(single)
         check_noise(noise)
         A = inverse.to(X) @ kernel.cross(theta, Z, X)
         scaled = A / noise
@@ -208,7 +187,7 @@ def _moments(
             noise.log().sum(dtype=torch.float64),
             (kernel.diag(theta, X) / noise).sum(dtype=torch.float64),
             sums.new_tensor(len(X)),
-            _repeated(kernel, theta, X, Y, *extra).sum(dtype=torch.float64).to(sums),
+            repeats.log_density(single, Y.shape[1]).sum(dtype=torch.float64).to(sums),
         )
         sums += torch.stack(found)
     return P, shift, sums
@@ -241,9 +220,9 @@ def _slopes(
     """The gradients in theta and Z of the negative bound, from k(Z, X) of some rows."""
     with torch.enable_grad():
         theta, Z = (leaf.clone().requires_grad_(True) for leaf in (theta, Z))
-        for X, Y, *extra in blocks():
+        for X, Y, extra, repeats in blocks():
             look_up()
-            noise = _noise(kernel, theta, X, *extra)
+            noise = repeats.noise(kernel.noise(theta, X) + extra)
             K = KernelValues(None, kernel.cross(theta, Z, X), kernel.diag(theta, X), noise)
             with torch.no_grad():
                 # A rather than k(Z, Z)^-1, whose rounding errors grow with the condition number and
@@ -256,7 +235,7 @@ def _slopes(
                 cross.addcmul_(T, terms.d_variance[:, 0], value=2)
                 cross = inverse.T.to(X) @ cross
             K.backward(KernelValues(None, cross, terms.d_variance[:, 0], terms.d_noise))
-            more = _repeated(kernel, theta, X, Y, *extra)
+            more = repeats.log_density(kernel.noise(theta, X) + extra, Y.shape[1])
             if more.requires_grad:
                 (-more.sum()).backward()
     return _gradients(theta, Z)
@@ -301,9 +280,9 @@ def _products(
 ) -> tuple[Tensor, Tensor]:
     """A A' and A Y of some rows, without their noise."""
     P, shift = torch.zeros(len(Z), len(Z), dtype=torch.float64, device=Z.device), None
-    for X, Y, _, *repeats in blocks():
+    for X, Y, _, repeats in blocks():
         A = inverse.to(X) @ kernel.cross(theta, Z, X)
-        weighted = A * repeats[0].counts if repeats else A
+        weighted = A * repeats.counts
         P += weighted @ A.T
         part = (weighted @ Y).double()
         shift = part if shift is None else shift + part
@@ -335,8 +314,8 @@ def left_out_scales(
     rows : SummedBlocks
         All rows; their known noise does not count.
     some : tuple of Tensor
-        Inputs, targets and known noise of the held-out rows, and their `Repeats` if rows have
-        weights. Of a weighted row, all is left out.
+        Inputs, targets and known noise of the held-out rows, and their `Repeats`. Of a merged row,
+        all is left out.
 
     Returns
     -------
@@ -351,8 +330,9 @@ def left_out_scales(
     P, shift = rows.total(_products, kernel, tensors=[theta, Z, white.inverse])
     values, vectors = torch.linalg.eigh(P)
     values.clamp_(min=0)
-    X, Y, _, *repeats = some
-    counts = repeats[0].counts.double() if repeats else 1.0
+    X, Y, _, repeats = some
+    counts = repeats.counts.double()
+    share = counts / counts.mean()
     A = vectors.T @ (white.inverse.to(X) @ kernel.cross(theta, Z, X)).double()
     squares, shift, Y = A.square(), vectors.T @ shift, Y.double()
     rest = (kernel.diag(theta, X).double() - squares.sum(0)).clamp_min(0)
@@ -363,13 +343,10 @@ def left_out_scales(
         mean = A.T @ (shift / (level + values)[:, None])
         spread = squares.T @ (level / (level + values))
         mean, variance = without_own(Y, mean, spread, ratio * noise / counts)
-        variance = variance + rest + (ratio * noise - ratio * noise / counts if repeats else 0.0)
-        squares_of, logs = (Y - mean).square().mean(1) / variance, variance.log()
-        if repeats:
-            share = counts / counts.mean()
-            squares_of, logs = squares_of * share, logs * share
+        variance = variance + rest + (ratio * noise - ratio * noise / counts)
+        squares_of = share * (Y - mean).square().mean(1) / variance
         factor = float(squares_of.mean())
-        loss = 0.5 * math.log(max(factor, 1e-300)) + 0.5 * float(logs.mean())
+        loss = 0.5 * math.log(max(factor, 1e-300)) + 0.5 * float((share * variance.log()).mean())
         best = min(best, (loss, factor, factor * ratio))
     return best[1:]
 

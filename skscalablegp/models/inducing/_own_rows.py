@@ -12,6 +12,7 @@ from torch import Generator, Tensor
 
 from ...core import SharedSource
 from ...core.data import SharedWork
+from ...linalg.gradients import Repeats
 from ._bound import RowStatistics, WhitenedBelief, Whitening, variational_bound
 from ._collapsed import Blocks
 from ._stepper import SparseModel, SparseRows, SparseStepper
@@ -55,11 +56,12 @@ class SharedRows(SparseRows):
     shared: SharedSource
 
     @classmethod
-    def shared_of(cls, source: SharedSource, counts: None = None) -> SharedRows:
+    def shared_of(cls, source: SharedSource) -> SharedRows:
         """The rows of a source; equal ones are not merged."""
         work = source.held(SparseRows.of)
         noise = torch.empty(0, dtype=source.dtype, device=source.device)
-        return cls(work.own.source, noise, work=work, shared=source)
+        repeats = Repeats.none(len(source), noise.dtype, noise.device)
+        return cls(work.own.source, noise, repeats, work=work, shared=source)
 
     def __len__(self) -> int:
         return len(self.shared)
@@ -67,7 +69,8 @@ class SharedRows(SparseRows):
     def take(self, index: Tensor | slice) -> tuple[Any, ...]:
         chosen = np.arange(len(self))[index] if isinstance(index, slice) else index
         columns = self.work.picked(chosen, _taken)
-        return tuple(torch.from_numpy(column).to(self.noise.device) for column in columns)
+        X, Y, noise = (torch.from_numpy(column).to(self.noise.device) for column in columns)
+        return X, Y, noise, self.repeats[: len(X)]
 
     def stepper(self, model: SparseModel, *begin: Any) -> SparseStepper:
         return SharedStepper(model, self, *begin)
@@ -82,8 +85,8 @@ class SharedRows(SparseRows):
     def far(self) -> np.ndarray:
         return self.shared.far()
 
-    def batches(self, size: int, generator: Generator) -> Iterator[Tensor]:
-        return self.shared.shuffled(size, generator)
+    def batches(self, size: int, generator: Generator) -> Iterator[tuple[Tensor, Tensor]]:
+        return self.shared.batches(size, generator)
 
     def total(
         self, work: Callable[..., tuple[Tensor, ...]], *args: Any, tensors: Sequence[Tensor] = ()
@@ -96,8 +99,8 @@ class SharedStepper(SparseStepper):
 
     rows: SharedRows
 
-    def _batch_sums(self, batch: Tensor, weight: float, eval_gradient: bool) -> RowStatistics:
-        given, values = (self.model, weight, eval_gradient), Values.of(self)
+    def _batch_sums(self, batch: Tensor, weights: Tensor, eval_gradient: bool) -> RowStatistics:
+        given, values = (self.model, float(weights[0]), eval_gradient), Values.of(self)
         *sums, of_theta, of_Z = self.rows.work.total_of(batch, batch_sums, *given, tensors=values)
         if not bool(torch.isfinite(sums[0]).all()):
             raise torch.linalg.LinAlgError("k(Z, Z) has no factor at a rank")
@@ -136,7 +139,7 @@ def batch_sums(
     if not len(own):
         return _doubles(nothing)
     leaves = [leaf.clone().requires_grad_(eval_gradient) for leaf in (theta, Z)]
-    X, Y, extra = rows.take(torch.from_numpy(own))
+    X, Y, extra, _ = rows.take(torch.from_numpy(own))
     try:
         with torch.set_grad_enabled(eval_gradient):
             K = model.values(*leaves, X, extra)
@@ -156,7 +159,7 @@ def expected_sum(blocks: Blocks, model: SparseModel, *values: Tensor) -> tuple[T
     """The expected log likelihood of the rows of one rank; `values` are `Values`."""
     at, total = Values(*values), 0.0
     white, divergence = Whitening.at(model.kernel, at.theta, at.Z), at.belief.divergence()
-    for X, Y, extra in blocks():
+    for X, Y, extra, _ in blocks():
         K = model.values(at.theta, at.Z, X, extra)
         bound = variational_bound(
             model.likelihood, at.belief, K, Y, eval_gradient=False, white=white, value_only=True
@@ -176,4 +179,4 @@ def _of_part(
 
 
 def _taken(rows: SparseRows, own: np.ndarray) -> list[np.ndarray]:
-    return [part.cpu().numpy() for part in rows.take(torch.from_numpy(own))]
+    return [part.cpu().numpy() for part in rows.take(torch.from_numpy(own))[:3]]

@@ -16,7 +16,6 @@ from ...core import Run, StartRows
 from ...core.data import (
     RowSource,
     Scaling,
-    counted_batches,
     far_rows,
     random_rows,
     rows_before_merging,
@@ -107,59 +106,53 @@ class SparseSettings:
 
 @dataclass(frozen=True, eq=False)
 class SparseRows:
-    """Rows, their known noise variances, and their weights if there are any."""
+    """Rows, their known noise variances and their weights."""
 
     source: RowSource
     noise: Tensor
-    repeats: Repeats | None = None
+    repeats: Repeats
 
     @property
     def scaling(self) -> Scaling:
         return self.source.scaling
 
     @classmethod
-    def of(cls, source: RowSource, counts: np.ndarray | None = None) -> SparseRows:
+    def of(cls, source: RowSource) -> SparseRows:
         """The rows of a source with the variances that it has."""
         known = np.zeros(len(source)) if source.noise is None else source.noise
-        noise, repeats = torch.as_tensor(known).to(source.device, source.dtype), None
-        if counts is not None:
-            # Rows are merged with those of the same target only.
-            repeats = Repeats(torch.as_tensor(counts).to(noise), torch.zeros_like(noise))
-        return cls(source, noise, repeats)
+        noise = torch.as_tensor(known).to(source.device, source.dtype)
+        # Rows are merged with those of the same target only.
+        return cls(source, noise, Repeats(source.weights(slice(None)), torch.zeros_like(noise)))
 
     def __len__(self) -> int:
         return len(self.source)
 
     def take(self, index: Tensor | slice) -> tuple[Any, ...]:
-        """Inputs, targets and known noise of some rows, and their `Repeats` if there are any."""
+        """Inputs, targets, known noise and `Repeats` of some rows."""
         X, Y = self.source.rows(index)
         index = index.to(self.noise.device) if isinstance(index, Tensor) else index
-        some = X, Y, self.noise[index]
-        return some if self.repeats is None else (*some, self.repeats[index])
+        return X, Y, self.noise[index], self.repeats[index]
 
     @property
     def n_rows(self) -> float:
         """The number of rows before equal ones were merged."""
-        return len(self) if self.repeats is None else float(self.repeats.counts.sum())
+        return float(self.repeats.counts.sum(dtype=torch.float64))
 
-    def drawn(self, size: int, generator: Generator) -> tuple[np.ndarray, np.ndarray | None]:
+    def drawn(self, size: int, generator: Generator) -> tuple[np.ndarray, np.ndarray]:
         """Random rows of the table before equal rows were merged, as `rows_before_merging`."""
 
         def draw(n: int, size: int) -> np.ndarray:
             return random_rows(n, size, generator).cpu().numpy()
 
-        counts = None if self.repeats is None else self.repeats.counts.double().cpu().numpy()
-        return rows_before_merging(len(self), counts, size, draw)
+        return rows_before_merging(self.repeats.counts.double().cpu().numpy(), size, draw)
 
     def random_part(self, size: int, generator: Generator) -> tuple[Any, ...]:
         """As `take`, for rows that are `drawn`."""
         return self._counted(*self.drawn(size, generator))
 
-    def _counted(self, index: np.ndarray, drawn: np.ndarray | None) -> tuple[Any, ...]:
+    def _counted(self, index: np.ndarray, drawn: np.ndarray) -> tuple[Any, ...]:
         *some, last = self.take(torch.as_tensor(index))
-        return *some, last if drawn is None else replace(
-            last, counts=torch.as_tensor(drawn).to(last.counts)
-        )
+        return *some, replace(last, counts=torch.as_tensor(drawn).to(last.counts))
 
     def start_part(self, size: int, run: Run) -> tuple[Any, ...]:
         """As `random_part`, with neighbours among the rows where random ones hold none."""
@@ -178,16 +171,15 @@ class SparseRows:
 
     def n_counted(self, some: tuple[Any, ...]) -> float:
         """The number of rows before merging that some stand for."""
-        counted = some[3:]
-        return float(counted[0].counts.sum()) if counted else len(some[0])
+        return float(some[3].counts.sum(dtype=torch.float64))
 
     def problem(
         self, kernel: TorchKernel, some: tuple[Any, ...], Y: Tensor | None = None
     ) -> GPProblem:
         """The exact regression on some rows, as `take` gives them, by default of their targets."""
-        X, own, noise, *repeats = some
-        Y, counted = own if Y is None else Y, repeats[0] if repeats else None
-        return GPProblem(kernel, X, Y, noise, repeats=counted, prior_weight=self.share(some))
+        X, own, noise, repeats = some
+        Y, share = own if Y is None else Y, self.share(some)
+        return GPProblem(kernel, X, Y, noise, repeats=repeats, prior_weight=share)
 
     def stepper(self, model: SparseModel, *begin: Any) -> SparseStepper:
         """Training on these rows, from the further arguments of the class."""
@@ -201,25 +193,16 @@ class SparseRows:
 
     def check_separable(self, white: Tensor) -> None:
         """Raise a ValueError for equal rows whose noise, with this white noise, is zero."""
-        counts = None if self.repeats is None else self.repeats.counts.cpu().numpy()
         total = self.noise.double() + white
-        check_duplicates(self.source.X, total.cpu().numpy(), counts)
+        check_duplicates(self.source.X, total.cpu().numpy(), self.source.counts)
 
     def far(self) -> np.ndarray:
         """Numbers of the rows with an entry far from those of other rows."""
         return far_rows(self.source.X)
 
-    def batches(self, size: int, generator: Generator) -> Iterator[Any]:
-        """Batches without end, for `weighted`."""
-        if self.repeats is None:
-            return self.source.shuffled(size, generator)
-        return counted_batches(self.repeats.counts, size, generator)
-
-    def weighted(self, batch: Any) -> tuple[Tensor, float | Tensor]:
-        """Numbers of the rows of a batch, and for how many rows of the table each stands."""
-        if isinstance(batch, tuple):
-            return batch[0], batch[1].to(self.noise)
-        return batch, len(self) / len(batch)
+    def batches(self, size: int, generator: Generator) -> Iterator[tuple[Tensor, Tensor]]:
+        """Numbers of rows, and for how many rows of the table each stands, without end."""
+        return self.source.batches(size, generator)
 
     def total(
         self, work: Callable[..., tuple[Tensor, ...]], *args: Any, tensors: Sequence[Tensor] = ()
@@ -320,14 +303,13 @@ class SparseStepper(Stepper):
 
     def _evaluate(
         self,
-        batch,
-        weight: float | Tensor,
+        batch: tuple[Any, ...],
+        weight: float,
         eval_gradient: bool,
         white: Whitening | None = None,
         value_only: bool = False,
     ):
-        X, Y, extra, *repeats = batch
-        weight = weight * repeats[0].counts if repeats else weight
+        X, Y, extra, repeats = batch
         Z, weights, there = self.Z, self.weights, self.model.products_on
         if there is not None:
             X, Y, extra, Z, *weights = (
@@ -345,34 +327,34 @@ class SparseStepper(Stepper):
             eval_gradient,
             white,
             value_only,
+            repeats.counts,
         )
 
     def step(self) -> None:
         try:
-            self._step(*self.rows.weighted(next(self._batches)))
+            self._step(*next(self._batches))
         except torch.linalg.LinAlgError:
             # A score of NaN makes the driver return to the best state.
             with torch.no_grad():
                 self._points.fill_(math.nan)
 
-    def _step(self, batch: Tensor, weight: float | Tensor) -> None:
+    def _step(self, batch: Tensor, weights: Tensor) -> None:
         n, trains = len(self.rows), self._adam is not None
         if trains and len(batch) >= n and self.belief.closed:
             # With the optimal belief for these hyperparameters, the gradient is that of the
             # collapsed bound. With the last step's belief, they would hardly move.
-            self.belief.step(self._batch_sums(batch, weight, False), n, self.n_steps)
-        self.belief.step(self._batch_sums(batch, weight, trains), n, self.n_steps)
+            self.belief.step(self._batch_sums(batch, weights, False), n, self.n_steps)
+        self.belief.step(self._batch_sums(batch, weights, trains), n, self.n_steps)
         self.n_steps += 1
         if trains:
             self._move_hyperparameters(n)
 
-    def _batch_sums(
-        self, batch: Tensor, weight: float | Tensor, eval_gradient: bool
-    ) -> RowStatistics:
+    def _batch_sums(self, batch: Tensor, weights: Tensor, eval_gradient: bool) -> RowStatistics:
         """The statistics of some rows; the gradient per row, if asked for, becomes the leaves'."""
-        X, Y, extra, *_ = self.rows.take(batch)
+        X, Y, extra, repeats = self.rows.take(batch)
+        repeats = replace(repeats, counts=weights.to(extra))
         with torch.set_grad_enabled(eval_gradient):
-            K, bound = self._evaluate((X, Y, extra), weight, eval_gradient)
+            K, bound = self._evaluate((X, Y, extra, repeats), 1.0, eval_gradient)
         if eval_gradient:
             self._adam.zero_grad()
             n = len(self.rows)

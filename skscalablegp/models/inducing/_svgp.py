@@ -268,12 +268,13 @@ class SVGPRegressor(SparseMixin, MinibatchGPRegressorBase):
             likelihood = self._resolved_likelihood(t)
             normalize = run.normalizes(Y, likelihood.additive)
             shared = self._shares_scale(noise_variance)
-            scaling = input_scaling(X, Y, normalize, shared, likelihood.heavy_tails, counts)
+            scaling = input_scaling(X, Y, counts, normalize, shared, likelihood.heavy_tails)
             known = self._known_noise(noise_variance, len(X), scaling, likelihood, reset=True)
             noise = alpha / self._own_unit(scaling.y_scale) + known
-            source = RowSource(X, Y, scaling, device=run.machine.device, noise=noise)
-            training = self._prepare(source, likelihood, t, run, counts)
-            run.begin(X, Y, n_rows=None if counts is None else counts.sum())
+            device = run.machine.device
+            source = RowSource(X, Y, scaling, device=device, noise=noise, counts=counts)
+            training = self._prepare(source, likelihood, t, run)
+            run.begin(X, Y, n_rows=source.n_rows)
             self._train(training, run)
         return self
 
@@ -321,8 +322,9 @@ class SVGPRegressor(SparseMixin, MinibatchGPRegressorBase):
             scaling, likelihood = self._scaling, self.likelihood_
             known = self._known_noise(noise_variance, len(X), scaling, likelihood, reset=False)
             noise = alpha / self._own_unit(scaling.y_scale) + known
-            source = RowSource(X, Y, scaling, torch.float64, run.machine.device, noise)
-            self._absorb(source, t, run, counts)
+            on = torch.float64, run.machine.device
+            source = RowSource(X, Y, scaling, *on, noise, counts=counts)
+            self._absorb(source, t, run)
         return self
 
     def _resolved_likelihood(self, t: int) -> Likelihood:

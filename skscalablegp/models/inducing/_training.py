@@ -224,18 +224,18 @@ def absorb(
             whitened = belief.whitened()
             value, total = -whitened.divergence_from(prior), None
             with torch.no_grad():
-                for X, Y, extra, *repeats in rows.blocks():
+                for X, Y, extra, repeats in rows.blocks():
                     K = model.values(fit.theta, fit.Z, model.features(fit.weights, X), extra)
-                    weight = repeats[0].counts if repeats else 1.0
                     bound = variational_bound(
                         model.likelihood,
                         whitened,
                         K,
                         Y,
-                        weight,
+                        1.0,
                         generator,
                         eval_gradient=False,
                         white=white,
+                        counts=repeats.counts,
                     )
                     total = bound.rows if total is None else total + bound.rows
                     value += bound.value + whitened.divergence()

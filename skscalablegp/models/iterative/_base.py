@@ -274,11 +274,10 @@ class SolvedGPRegressor(GPRegressorBase):
             return theta, 1.0
         problem, rows, errors = left_out.problem, left_out.rows, left_out.errors
         scale = float((errors.square() / left_out.variance[:, None]).mean())
-        if problem.repeats is not None:
-            repeats = problem.repeats[rows]
-            within = repeats.within / problem.row_noise(theta, rows)
-            within = float(within.sum()) / errors.shape[1]
-            scale = (scale * len(rows) + within) / float(repeats.counts.sum())
+        repeats = problem.repeats[rows]
+        within = repeats.squares(problem.row_noise(theta, rows)).sum() / errors.shape[1]
+        total = float(repeats.counts.sum())
+        scale = scale * (len(rows) / total) + float(within) / total
         if not 0 < scale < math.inf:
             return theta, 1.0
         variances = torch.as_tensor(kernel.variances).to(theta)
@@ -355,11 +354,9 @@ class SolvedGPRegressor(GPRegressorBase):
             if self._pathwise is not None:
                 self._pathwise = to_numpy(to_torch(self._pathwise).scaled(scale))
             quadratic = float(weights.numpy().ravel() @ np.ravel(self.y_train_)) + squares
-            total: float = weights.numel()
-            if self._counts_train is not None:
-                noise = self._trained_problem().row_noise(theta) / scale
-                quadratic += float((torch.as_tensor(self._within_train).to(noise) / noise).sum())
-                total = float(self._counts_train.sum()) * weights.shape[1]
+            problem = self._trained_problem()
+            quadratic += float(problem.repeats.squares(problem.row_noise(theta) / scale).sum())
+            total = float(problem.repeats.counts.sum()) * weights.shape[1]
             self.log_marginal_likelihood_value_ += 0.5 * (
                 quadratic * (1 - 1 / scale) - total * math.log(scale)
             )

@@ -257,9 +257,7 @@ class Scales:
         mean, variance, surprise = predicted[:3]
         white, Y = problem.kernel.noise(theta, X), problem.Y[rows]
         known = 0.0 if problem.extra_noise is None else problem.extra_noise[rows]
-        counts, within = torch.ones_like(white), 0.0
-        if problem.repeats is not None:
-            counts, within = problem.repeats.counts[rows], problem.repeats.within[rows]
+        counts, within = problem.repeats.counts[rows], problem.repeats.within[rows]
         if shared is not None:
             mean, variance = left_out_moments(predicted, Y, (white + known) / counts)
         # Of one observation: equal rows are left out together, and each of them is predicted.
@@ -285,8 +283,7 @@ class Scales:
 
         told = bool(torch.as_tensor(known > _NEGLIGIBLE * variance).any())
         doubt = 1.0 / Y.numel() if told else 0.0
-        repeats = problem.repeats
-        observations = len(problem.X) if repeats is None else float(repeats.counts.sum())
+        observations = float(problem.repeats.counts.sum())
 
         def log_prior(log_scale: float) -> float:
             """For one observation of one target."""

@@ -247,7 +247,7 @@ class NeighborPosterior(Posterior):
         """The variances of the kernel's noise and of known noise at training rows."""
         problem = self.problem
         white, extra = self._white(problem.X[rows]), problem.extra_noise
-        counts = torch.ones_like(white) if problem.repeats is None else problem.repeats.counts[rows]
+        counts = problem.repeats.counts[rows]
         known = torch.zeros_like(white) if extra is None else extra[rows]
         return white / counts, known / counts
 

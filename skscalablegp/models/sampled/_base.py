@@ -43,20 +43,20 @@ class Observations:
     Attributes
     ----------
     X, Y : ndarray of shape (n, d), (n, t)
+    counts : ndarray of shape (n,)
+        How many equal rows each row stands for.
     likelihood : Likelihood
     normalize_y : bool
     noise_variance : float, array-like of shape (n,), or None
         Known noise of the rows, in squared units of the target.
-    counts : ndarray of shape (n,) or None
-        How many equal rows each row stands for.
     """
 
     X: np.ndarray
     Y: np.ndarray
+    counts: np.ndarray
     likelihood: Likelihood
     normalize_y: bool = False
     noise_variance: Any = None
-    counts: np.ndarray | None = None
 
 
 @dataclass(frozen=True, eq=False)

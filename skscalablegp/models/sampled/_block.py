@@ -11,6 +11,7 @@ from jaxtyping import Float, Float64
 from torch import Tensor
 
 from ...core.likelihoods import LikelihoodTerms
+from ...linalg.operators import ONE
 from ._batch import NUMBERS
 from ._noise import NoiseAtRows
 from ._stepper import QSGPStepper
@@ -157,7 +158,7 @@ def batch_variance(
     gram: Float64[Tensor, "b b"],
     curvature: float,
     n: float,
-    counts: Float[Tensor, " b"] | None = None,
+    counts: Float[Tensor, "*#b"] = ONE,
     rounding: float = 0.0,
 ) -> Float64[Tensor, "b 1"]:
     """The variance of f at the rows of a batch, each given the others and its own observation.
@@ -174,13 +175,12 @@ def batch_variance(
         Of minus log p, the inverse variance of one observation.
     n : float
         Rows of the table after equal ones were merged.
-    counts : Tensor of shape (b,), optional
+    counts : Tensor of shape (b,) or (), default=1
         How many equal rows each row stands for.
     rounding : float, default=0.0
         As in `block_change`.
     """
-    one = torch.full_like(gram[0], curvature)
-    one = one if counts is None else one * counts.to(one)
+    one = torch.full_like(gram[0], curvature) * counts.to(gram)
     rest = len(gram) / (n * one) + rounding * float(gram.diagonal().sum())
     factor = torch.linalg.cholesky(gram + torch.diag(rest))
     others = (1 / torch.cholesky_inverse(factor).diagonal() - rest).clamp_min(0)

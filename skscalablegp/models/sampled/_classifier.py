@@ -307,7 +307,7 @@ class QSGPClassifier(QSGPMixin, GPClassifierBase):
             X, codes, counts = self._read_weighted(X, y, None, sample_weight)
             labels = self._labels(codes)
             past = self._past(X, labels.shape[1]) if np.array_equal(old, self.classes_) else None
-            table = Observations(X, labels, _LIKELIHOOD, counts=counts)
+            table = Observations(X, labels, counts, _LIKELIHOOD)
             self._train(run, self._source_of(table, run, past), _LIKELIHOOD, past)
         return self
 
@@ -343,7 +343,7 @@ class QSGPClassifier(QSGPMixin, GPClassifierBase):
         with FitRun(self) as run:
             known = classes if first else None
             X, codes, counts = self._read_weighted(X, y, known, sample_weight, reset=first)
-            table = Observations(X, self._labels(codes), _LIKELIHOOD, counts=counts)
+            table = Observations(X, self._labels(codes), counts, _LIKELIHOOD)
             past = None if first else self._state
             n_seen = 0 if first else past.n_rows
             if not first:
@@ -397,8 +397,7 @@ class QSGPClassifier(QSGPMixin, GPClassifierBase):
             free = [each for each in self.kernel_.hyperparameters if not each.fixed]
             sizes = [each.n_elements for each in free if not each.name.endswith("noise_level")]
             n_trained = sum(sizes) * len(index) / n
-        counts = None if rows.counts is None else torch.as_tensor(rows.counts)
-        shares = torch.as_tensor(self.class_prior_)
+        shares, counts = map(torch.as_tensor, (self.class_prior_, rows.counts))
         return losses_of_powers(torch.cat(parts), _codes(Y), shares, counts, n_trained)
 
     # ------------------------------------------------------------------ predict

@@ -36,8 +36,7 @@ class DualStepper(SampledStepper):
         super().__init__(*args, **settings)
         self.support_index, s = support_index, len(self.support)
         gram, share = self.flattening.gram, self.n / s
-        square, counts = gram[:s].square(), self.support.counts
-        square = square if counts is None else counts.to(square)[:, None] * square
+        square = self.support.counts.to(gram)[:, None] * gram[:s].square()
         c = optimal_diagonal(share * square.sum(0), self.curvature, gram[:s].diagonal())
         self._variance = share * (gram[s:].square() @ c.square())[:, None]
 

@@ -368,7 +368,7 @@ def exact_process(
     When `late` returns True, Newton steps end.
     """
     (X, Y, known), d = map(torch.as_tensor, rows[:3]), rows.X.shape[1]
-    counts = None if rows.counts is None else torch.as_tensor(rows.counts)
+    counts = torch.as_tensor(rows.counts)
     compiled = compile_kernel(kernel, d)
     noise = NoiseAtRows.of(likelihood, noise_of(compiled, compiled.theta0), Y).at(known, counts)
     if likelihood.classes:

@@ -131,7 +131,7 @@ class Fit:
         if self.past is not None and not self.steps.dual:
             arrays = self.past.support_X, self.past.support_Y
             X, Y = (torch.as_tensor(a).to(source.device, source.dtype) for a in arrays)
-            known, counts = 0.0, self._past_counts().to(X) if self._weighted else None
+            known, counts = 0.0, self._past_counts().to(X)
         else:
             (X, Y), known = source.rows(support), source.known(support)
             counts = source.weights(support)
@@ -139,21 +139,13 @@ class Fit:
         own = known, source.known(check), counts, source.weights(check)
         return SupportRows(compiled, theta, X, Y, *source.rows(check), *own)
 
-    def share(self, support: SupportRows) -> np.ndarray | None:
-        """Counts of the support rows in units of their mean in the table; None if all are one."""
-        if support.counts is None:
-            return None
+    def share(self, support: SupportRows) -> np.ndarray:
+        """Counts of the support rows in units of their mean in the table."""
         return support.counts.double().cpu().numpy() * (self.n_total / self.n_rows)
-
-    @property
-    def _weighted(self) -> bool:
-        return self.source.counts is not None or self.past.support_share is not None
 
     def _past_counts(self) -> Tensor:
         """Counts of the past model's support rows, where the mean count is that of this table."""
-        share = self.past.support_share
-        share = np.ones(len(self.past.support_X)) if share is None else share
-        return torch.as_tensor(share * (self.n_rows / self.n_total))
+        return torch.as_tensor(self.past.shares * (self.n_rows / self.n_total))
 
     def optimizer(self) -> SparseSGD:
         """The optimiser of the variational parameters."""
@@ -183,7 +175,6 @@ class Fit:
         size = int(min(self.n, _SQUARES_ROWS, max(50, _SQUARES_WORK // basis.n_features)))
         rows = np.sort(rng.choice(self.n, size, replace=False))
         (X, _), counts = self.source.rows(rows), self.source.weights(rows)
-        counts = X.new_ones(size) if counts is None else counts
         out = torch.empty(basis.per_unit, basis.n_units).to(X)
         with torch.no_grad():
             for part in self.parts(basis, max(1, 2**24 // (basis.per_unit * size))):

@@ -72,9 +72,9 @@ def compared(
         process = exact_process(dictionary.kernel.kernel, Gaussian(), rows, 1)
         exact, spread, _ = process.posterior(X.shape[1], X.device).moments(X)
         nlls = _nlls((Y - exact).cpu().numpy(), spread.cpu().numpy() + process.noise)
-        counts = np.ones(len(held)) if source.counts is None else source.counts[held]
         noise = np.full(len(held), stepper.noise)
-        found = variance.cpu().numpy(), (Y - mean).cpu().numpy(), noise, nlls, counts
+        errors = variance.cpu().numpy(), (Y - mean).cpu().numpy()
+        found = *errors, noise, nlls, source.counts[held]
         predictions.append(found)
     variance, error, noise, of_exact, counts = map(np.concatenate, zip(*predictions, strict=True))
     scale, _ = fitted_scales(variance, error, noise, counts=counts)

@@ -83,7 +83,7 @@ class Moments:
         Parameters
         ----------
         blocks : iterable of (Tensor of shape (b, m), Tensor of shape (b, t), Tensor of shape (b,))
-            The last has the counts of the rows, or is None.
+            The last has the counts of the rows.
         unit : float
             Mean square of the targets.
         """
@@ -91,10 +91,9 @@ class Moments:
         n, square, total = 0, 0.0, 0.0
         for phi, targets, counts in blocks:
             Y = targets.double()
-            total += len(Y) if counts is None else float(counts.sum())
-            if counts is not None:
-                root = counts.to(Y).sqrt()[:, None]
-                phi, Y = phi * root, Y * root
+            total += float(counts.sum())
+            root = counts.to(Y).sqrt()[:, None]
+            phi, Y = phi * root, Y * root
             gram, projection = gram.to(Y) + phi.T @ phi, projection.to(Y) + phi.T @ Y
             n, square = n + len(Y), square + float(Y.square().sum())
         m = len(gram)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ...core.likelihoods import CONSTANT_VARIANCE, Likelihood, LikelihoodTerms
 from ...kernels import TorchKernel
+from ...linalg.operators import ONE
 
 
 @dataclass(frozen=True)
@@ -26,8 +27,8 @@ class NoiseAtRows:
         Typical curvature of minus log p, by which step sizes are scaled.
     known : Tensor of shape (b,) or float
         Known noise of the rows, in addition to `variance`.
-    counts : Tensor of shape (b,), optional
-        How many equal rows each row stands for, one by default.
+    counts : Tensor of shape (b,) or (), default=1
+        How many equal rows each row stands for.
     constant : Tensor of shape (t,) or float
         Constants of the latent functions, which are added to f.
     constant_variance : float
@@ -38,7 +39,7 @@ class NoiseAtRows:
     variance: float
     curvature: float
     known: Tensor | float = 0.0
-    counts: Tensor | None = None
+    counts: Float[Tensor, "*#b"] = ONE
     constant: Tensor | float = 0.0
     constant_variance: float = 0.0
 
@@ -89,7 +90,7 @@ class NoiseAtRows:
         """f (b, t), or the functions of one target, with the constants."""
         return f + torch.as_tensor(self.constant).to(f)
 
-    def at(self, known: Tensor | float, counts: Tensor | None = None) -> NoiseAtRows:
+    def at(self, known: Tensor | float, counts: Tensor = ONE) -> NoiseAtRows:
         """The same likelihood for rows of known noise that stand for `counts` rows each."""
         return replace(self, known=known, counts=counts)
 
@@ -100,17 +101,15 @@ class NoiseAtRows:
     def variances_of_means(self, Y: Float[Tensor, "b t"]) -> Float[Tensor, " b"]:
         """The noise variances of the means of the rows that each row stands for."""
         single = self.variances(Y)
-        return single if self.counts is None else single / self.counts.to(single)
+        return single / self.counts.to(single)
 
     def counted(self, values: Tensor) -> Tensor:
         """Values of single rows (b, ...), times the number of rows that each stands for."""
-        if self.counts is None:
-            return values
         return values * self.counts.to(values).reshape(-1, *[1] * (values.ndim - 1))
 
     def n_rows(self, Y: Float[Tensor, "b t"]) -> float:
         """The number of rows that the rows stand for."""
-        return len(Y) if self.counts is None else float(self.counts.sum())
+        return float(self.counts.expand(len(Y)).sum())
 
     @property
     def gaussian(self) -> bool:
@@ -125,7 +124,7 @@ class NoiseAtRows:
         It comes with its derivatives. Rows that stand for several have the sums over these.
         """
         terms = self.likelihood.expected(Y, self.latent(mean), variance, self.variances(Y))
-        return terms if self.counts is None else LikelihoodTerms(*map(self.counted, terms))
+        return LikelihoodTerms(*map(self.counted, terms))
 
 
 def _constant(variance: float, Y: Tensor) -> Float[Tensor, " b"]:

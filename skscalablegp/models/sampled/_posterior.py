@@ -26,6 +26,7 @@ from ...core.posteriors import (
     shifted,
 )
 from ...kernels import TorchKernel, compile_kernel
+from ...linalg.operators import ONE
 from ...linalg.solvers import cholesky_with_jitter
 from ._basis import Functions, SampledBasis
 
@@ -282,7 +283,8 @@ class SampledModel:
     variance_scale : float
         Factor of the variance given the support rows.
     support_share : ndarray of shape (s,) or None
-        Counts of the support rows in units of the table's mean; None if all are one.
+        Counts of the support rows in units of the table's mean; None in files of versions that
+        left out ones.
     constant : ndarray of shape (t,) or None
         Constants of the latent functions; None without classes.
     """
@@ -311,6 +313,12 @@ class SampledModel:
         return "steps" if self.functions.points is None else "dual"
 
     @property
+    def shares(self) -> np.ndarray:
+        """`support_share`, with the ones that earlier versions left out."""
+        share = self.support_share
+        return np.ones(len(self.support_X)) if share is None else share
+
+    @property
     def n_dense(self) -> int:
         return self.dense.shape[2]
 
@@ -335,7 +343,7 @@ class SampledModel:
         if self.by_support and (functions.points is None or self.noise == 0):
             weight = self.curvature * self.n_rows / len(self.support_X)
             X = torch.as_tensor(self.support_X).to(device)
-            share = None if self.support_share is None else torch.as_tensor(self.support_share)
+            share = torch.as_tensor(self.shares)
             support = support_variance(compiled, X, weight, self.variance_scale, share)
         basis, theta = functions.basis(d, dtype, device), compiled.theta0.to(device)
         chevron = ChevronPosterior(basis, theta, weights, self.noise, augment, support)
@@ -347,14 +355,13 @@ def support_variance(
     X: Tensor,
     weight: float,
     scale: float = 1.0,
-    counts: Tensor | None = None,
+    counts: Tensor = ONE,
 ) -> SupportVariance:
     """The variance of f given support rows X of noise variance 1 / `weight`, over their counts."""
     X = X.double()
     theta = compiled.theta0.to(X.device)
     K = compiled.cross(theta, X, X)
-    noise = torch.ones(len(X)).to(K) / weight
-    noise = noise if counts is None else noise / counts.to(K)
+    noise = torch.ones(len(X)).to(K) / weight / counts.to(K)
     factor, _ = cholesky_with_jitter(K + torch.diag(noise))
     return SupportVariance(compiled, X, factor, scale)
 
@@ -364,7 +371,7 @@ def fitted_scales(
     residual: Float[np.ndarray, "v t"],
     known: Float[np.ndarray, " v"] | float,
     trained: float | None = None,
-    counts: Float[np.ndarray, " v"] | None = None,
+    counts: Float[np.ndarray, "#v"] = np.ones(1),  # noqa: B008
 ) -> tuple[float, float]:
     """Return factors of the variances of f and of the trained noise that suit held-out rows.
 
@@ -392,7 +399,7 @@ def fitted_scales(
     """
     variance, square = variance[:, None], residual**2
     known = np.broadcast_to(known, len(variance))[:, None]
-    share = 1.0 if counts is None else counts[:, None]
+    share = counts[:, None]
     parts = [variance] if trained is None else [variance, np.full_like(variance, trained)]
 
     def cost(z: np.ndarray) -> float:

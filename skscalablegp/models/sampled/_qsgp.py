@@ -316,7 +316,7 @@ class QSGPRegressor(QSGPMixin, MinibatchGPRegressorBase):
             X, Y, noise_variance, _, counts = self._read_merged(X, Y, noise_variance, sample_weight)
             likelihood = self._checked_likelihood(Y.shape[1])
             normalize = run.normalizes(Y, likelihood.additive)
-            table = Observations(X, Y, likelihood, normalize, noise_variance, counts)
+            table = Observations(X, Y, counts, likelihood, normalize, noise_variance)
             past = self._past(X, Y.shape[1])
             self._train(run, self._source_of(table, run, past), likelihood, past, grows=grows)
         return self
@@ -371,9 +371,7 @@ class QSGPRegressor(QSGPMixin, MinibatchGPRegressorBase):
                 )
             run.ignores("likelihood", "the first rows determined it")
             X, Y, noise_variance, _, counts = self._read_merged(X, Y, noise_variance, sample_weight)
-            table = Observations(
-                X, Y, self.likelihood_, noise_variance=noise_variance, counts=counts
-            )
+            table = Observations(X, Y, counts, self.likelihood_, noise_variance=noise_variance)
             source = self._source_of(table, run, past)
             self._train(run, source, self.likelihood_, past, n_seen=past.n_rows)
         return self

@@ -336,7 +336,7 @@ class QSRVMRegressor(MinibatchGPRegressorBase):
             return self._read_own_source(OwnRows.read(ranks), run)
         X, Y = self._read_rows(X, y)
         found = merged_with_targets(X, Y, [], check_sample_weight(sample_weight, len(X)))
-        given, counts = np.arange(len(X)), None
+        given, counts = np.arange(len(X)), np.ones(len(X))
         if found is not None:
             given, counts = found.rows, found.counts
             X, Y = X[given], Y[given]

@@ -146,7 +146,7 @@ class Dictionary:
             *sums, numbers = source.held(_same).total(_moments_of, self.kernel, tensors=given)
             return Moments.of_sums(*sums, *numbers.tolist(), self.unit)
 
-        def blocks() -> Iterator[tuple[Tensor, Tensor, Tensor | None]]:
+        def blocks() -> Iterator[tuple[Tensor, Tensor, Tensor]]:
             n = 0
             for phi, Y, counts in _functions_at(source, self.kernel, self.points, self.amplitude):
                 yield phi, Y, counts
@@ -182,7 +182,7 @@ def _squares_of(source: RowSource) -> tuple[Tensor]:
 @torch.no_grad()
 def _functions_at(
     source: RowSource, kernel: TorchKernel, points: Tensor, amplitude: Tensor
-) -> Iterator[tuple[Tensor, Tensor, Tensor | None]]:
+) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
     """The functions at blocks of rows, the targets and the counts."""
     for start in range(0, len(source), MOMENT_ROWS):
         some = slice(start, start + MOMENT_ROWS)
@@ -264,10 +264,10 @@ def whole_model(dictionary: Dictionary) -> RelevanceModel:
     noise = max(dictionary.noise, 1e-6 * dictionary.unit)
     X, Y = (part.double() for part in dictionary.source.rows(dictionary.rows))
     counts = dictionary.source.weights(dictionary.rows)
-    repeats = Repeats(Y.new_ones(n) if counts is None else counts.to(Y), Y.new_zeros(n))
+    repeats = Repeats(counts.to(Y), Y.new_zeros(n))
     with torch.no_grad():
         K = kernel.cross(kernel.theta0.to(X.device), X, X)
-    own = noise / repeats.counts
+    own = repeats.noise(Y.new_full((n,), noise))
     L, _ = cholesky_with_jitter(K + torch.diag(own))
     solved = torch.cholesky_solve(Y, L)
     log_det = 2 * float(L.diagonal().log().sum())

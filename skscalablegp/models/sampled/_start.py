@@ -65,8 +65,8 @@ class Rows(NamedTuple):
 
     X: np.ndarray
     Y: np.ndarray
-    known: np.ndarray | float = 0.0
-    counts: np.ndarray | None = None
+    known: np.ndarray | float
+    counts: np.ndarray
 
     @classmethod
     def of(cls, source: RowSource | SharedSource, index: np.ndarray) -> Rows:
@@ -74,7 +74,7 @@ class Rows(NamedTuple):
         part = source.converted(torch.float64, torch.device("cpu"))
         X, Y = (tensor.numpy() for tensor in part.rows(index))
         known = np.asarray(part.known(index)) if part.noisy else 0.0
-        return cls(X, Y, known, None if part.counts is None else part.counts[index])
+        return cls(X, Y, known, part.counts[index])
 
     def targets(self, likelihood: Likelihood) -> np.ndarray:
         """The targets of a regression in place of the likelihood's."""
@@ -86,9 +86,7 @@ class Rows(NamedTuple):
         # Centred rows keep their digits. The jitter is relative to the target, which may be small.
         X = torch.as_tensor(self.X - compiled.origin(origin))
         known = self.known + np.full(len(X), 1e-10 * float(targets.square().mean()))
-        repeats = None
-        if self.counts is not None:
-            repeats = Repeats(torch.as_tensor(self.counts), torch.zeros(len(X)).double())
+        repeats = Repeats(torch.as_tensor(self.counts), torch.zeros(len(X)).double())
         return GPProblem(compiled, X, targets, torch.as_tensor(known), repeats=repeats)
 
 
@@ -102,14 +100,13 @@ def random_part(
 
 def _random(
     source: RowSource | SharedSource, of: np.ndarray, size: int, random_state: np.random.RandomState
-) -> tuple[np.ndarray, np.ndarray | None]:
+) -> tuple[np.ndarray, np.ndarray]:
     """The numbers of these rows, and how many of the drawn rows each stands for."""
 
     def draw(n: int, size: int) -> np.ndarray:
         return random_state.permutation(n)[:size]
 
-    counts = None if source.counts is None else source.counts[of]
-    index, counts = rows_before_merging(len(of), counts, size, draw)
+    index, counts = rows_before_merging(source.counts[of], size, draw)
     return of[index], counts
 
 
@@ -322,9 +319,8 @@ def scaled_signal(kernel: Kernel, likelihood: Likelihood, rows: Rows, own: bool)
         Whether the kernel is the user's, whose bounds hold. Those of the default kernel move along.
     """
     X, Y = (torch.as_tensor(a[:_LAPLACE_ROWS], dtype=torch.float64) for a in (rows.X, rows.Y))
-    noise, compiled = NoiseAtRows(likelihood, 0.0, 1.0), compile_kernel(kernel, X.shape[1])
-    if rows.counts is not None:
-        noise = noise.at(0.0, torch.as_tensor(rows.counts[:_LAPLACE_ROWS]))
+    compiled, counts = compile_kernel(kernel, X.shape[1]), torch.as_tensor(rows.counts)
+    noise = NoiseAtRows(likelihood, 0.0, 1.0, counts=counts[:_LAPLACE_ROWS])
     if likelihood.classes:
         noise = noise.learning_constants(Y, noise.counts)
     square = torch.as_tensor(rows.targets(likelihood)).square().mean()

@@ -207,8 +207,7 @@ class SampledStepper(Stepper):
     @property
     def _check_count(self) -> float:
         """The mean count of the scores' rows."""
-        counts = self.support.counts_check
-        return 1.0 if counts is None else float(counts.double().mean())
+        return float(self.support.counts_check.double().mean())
 
     def resumed(self) -> None:
         self._better = self.weights

@@ -203,7 +203,7 @@ def fitted_stepper_scales(fit: Fit, stepper: SampledStepper) -> tuple[float, flo
         v = variance(support.theta, support.X_check).double().cpu().numpy()
         residual = support.Y_check.double() - stepper.weights.a[s:, : stepper.t]
     known = np.broadcast_to(np.asarray(support.known_check), v.shape)
-    counts = None if counts is None else counts.double().cpu().numpy()
+    counts = counts.double().cpu().numpy()
     trained = stepper.noise.variance
     scale, of_noise = fitted_scales(v, residual.cpu().numpy(), known, trained, counts)
     return scale, trained * of_noise
@@ -228,8 +228,7 @@ def _first_weights(
         return SampledWeights(coef, shared, a, head)
     # Columns of (I + weight Phi_p'Phi_p)^-1, scaled to those of a Cholesky factor.
     index, phi = head_functions(basis, support, head)
-    weight = noise.curvature * fit.n / s
-    weight = weight * (torch.ones(s) if support.counts is None else support.counts).to(gram)
+    weight = noise.curvature * fit.n / s * support.counts.expand(s).to(gram)
     whole = gram[:s] + (phi[:s] @ phi[:s].T).double()
     # Features in float32 under a large amplitude leave a Gram matrix that is barely definite.
     factor, _ = cholesky_with_jitter(whole + torch.diag(1 / weight))

@@ -11,6 +11,7 @@ from jaxtyping import Float, Float64
 from torch import Tensor
 
 from ...kernels import TorchKernel
+from ...linalg.operators import ONE
 from ...linalg.solvers import cholesky_with_jitter
 from ._basis import BasisPart, SampledBasis
 
@@ -38,7 +39,7 @@ class SupportRows:
     Y_check : Tensor of shape (v, t)
     known, known_check : Tensor or float
         Known noise of the support rows and of the scores' rows.
-    counts, counts_check : Tensor or None
+    counts, counts_check : Tensor of shape (s,) and (v,), or ()
         How many equal rows each of them stands for.
     """
 
@@ -50,8 +51,8 @@ class SupportRows:
     Y_check: Float[Tensor, "v t"]
     known: Tensor | float = 0.0
     known_check: Tensor | float = 0.0
-    counts: Tensor | None = None
-    counts_check: Tensor | None = None
+    counts: Float[Tensor, "*#s"] = ONE
+    counts_check: Float[Tensor, "*#v"] = ONE
 
     @cached_property
     def inverse(self) -> Float[Tensor, "s s"]:
@@ -80,11 +81,6 @@ class SupportRows:
 
 def _noise_floor(dtype: torch.dtype) -> float:
     return _ROUNDING * torch.finfo(dtype).eps
-
-
-def _root(counts: Tensor | None, matrix: Float64[Tensor, "_ b"]) -> Float64[Tensor, " b"]:
-    """Square roots of counts; ones if there are none."""
-    return matrix.new_ones(matrix.shape[1]) if counts is None else counts.to(matrix).sqrt()
 
 
 def support_gram(
@@ -145,7 +141,7 @@ class Flattening:
         X: Float[Tensor, "b d"],
         curvature: float,
         n: float,
-        counts: Tensor | None = None,
+        counts: Float[Tensor, "*#b"] = ONE,
     ) -> Flattening:
         """P from the spectrum at the support rows, and its level from a batch X of other rows.
 
@@ -159,7 +155,7 @@ class Flattening:
             Second derivative of minus the log likelihood of a row.
         n : float
             Number of rows of the table.
-        counts : Tensor of shape (b,), optional
+        counts : Tensor of shape (b,) or (), default=1
             How many equal rows each row of the batch stands for.
 
         Notes
@@ -168,7 +164,7 @@ class Flattening:
         """
         s = len(support)
         # The Hessian is a sum over rows, to which a row of count k contributes k times.
-        root = _root(support.counts, gram)
+        root = support.counts.to(gram).sqrt().expand(s)
         eigenvalues, vectors = torch.linalg.eigh(gram[:s] * root[:, None] * root)
         kept = max(1, int(_FLATTENED * s))
         top, rest = eigenvalues[-kept:].clamp_min(0), eigenvalues[-kept - 1 :][:1].clamp_min(0)
@@ -180,7 +176,7 @@ class Flattening:
         Q = (vectors[:, -kept:] * weights) @ vectors[:, -kept:].T * root[:, None] * root
         cross = support.cross(X).double()
         batch = support.kernel.cross(support.theta, X.double(), X.double()) - cross @ Q @ cross.T
-        root = _root(counts, batch)
+        root = counts.to(batch).sqrt().expand(len(X))
         batch = batch * root[:, None] * root
         largest = torch.linalg.eigvalsh(batch)[-1].clamp_min(0)
         level = curvature * n / len(X) * float(largest) + 1

@@ -169,16 +169,17 @@ def test_weights_of_rows_in_a_batch(problems, likelihood):
     s = 1 if likelihood.conjugate else T
     belief = NaturalBelief(P.repeat(s, 1, 1), shift).whitened()
 
-    def found(rows, weight):
+    def found(rows, counts):
         at = theta.clone().requires_grad_(True)
         model = SparseModel(kernel, likelihood, T)
         K = model.values(at, Z, X[rows], torch.zeros(len(rows)).double())
-        bound = variational_bound(likelihood, belief, K, Y[rows], weight, generator)
+        weights = dict(weight=2.0, counts=counts)
+        bound = variational_bound(likelihood, belief, K, Y[rows], generator=generator, **weights)
         K.backward(bound.grad)
         return bound, at.grad
 
-    a, slope = found(torch.arange(9), 2.0 * counts)
-    b, other = found(again, 2.0)
+    a, slope = found(torch.arange(9), 1.0 * counts)
+    b, other = found(again, torch.ones(len(again)))
     assert_allclose(a.value, b.value, rtol=1e-9)
     assert_allclose(slope, other, rtol=1e-7)
     for name in ("precision", "shift", "d_mean"):
@@ -339,8 +340,7 @@ def test_objectives_of_a_grids_network_count_all_rows():
         value = _negative_likelihood(Z, Y, hyper, repeats) * len(Z)
         (slope,) = torch.autograd.grad(value, hyper)
         error = _squared_error(Z, Y, head, repeats) * T * t.n_rows
-        within = 0.0 if t.within is None else t.within.sum()
-        values.append([float(value.detach()), *slope.tolist(), float(error) + within])
+        values.append([float(value.detach()), *slope.tolist(), float(error) + t.within.sum()])
     # Only what merged rows leave out has the constants of a density.
     constant = 0.5 * T * (len(whole.X) - len(part.X)) * np.log(2 * np.pi)
     assert_allclose(values[0][0] - constant, values[1][0], rtol=1e-9)
@@ -394,7 +394,8 @@ def test_a_batch_of_a_deep_kernel_counts_all_rows(noisy):
         every = torch.arange(len(source))
         stepper = WeightSpaceStepper.__new__(WeightSpaceStepper)
         stepper.rows = TrainingRows(source, source, source.n_rows)
-        stepper._batches, stepper._others = iter([every]), iter([every])
+        batch = every, source.weights(every)
+        stepper._batches, stepper._others = iter([batch]), iter([batch])
         stepper.rule = SimpleNamespace(needs_independent_batch=True)
         stepper.features, stepper.tensors = features, tensors
         stepper.log_noise = torch.tensor(-1.0, dtype=torch.float64)

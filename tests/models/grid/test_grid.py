@@ -40,17 +40,17 @@ def test_interpolates_quadratics_exactly_and_smooth_functions_to_third_order():
 def test_moments(d, weighted, structure, thresholds):
     thresholds("_moments", _BLOCK_BYTES=8 * 7**d * 64)
     X, Y = rows(d), np.random.default_rng(9).standard_normal((150, 2))
-    c = np.linspace(0.1, 2, 150) if weighted else None
+    c = np.linspace(0.1, 2, 150) if weighted else np.ones(150)
     g = grid(X, structure)
     assert g.covers(X).all()
     W = g.interpolate(X).toarray()
     np.testing.assert_allclose(W.sum(1), len(g.components), atol=1e-12)
     moments = grid_moments(g, X, Y, c)
-    CW = W if c is None else c[:, None] * W
+    CW = c[:, None] * W
     np.testing.assert_allclose(moments.gram.toarray(), W.T @ CW, atol=1e-12)
     np.testing.assert_allclose(moments.rhs, CW.T @ Y, atol=1e-12)
-    np.testing.assert_allclose(moments.total, ((1 if c is None else c[:, None]) * Y**2).sum(0))
-    parts = [grid_moments(g, X[s], Y[s], None if c is None else c[s])
+    np.testing.assert_allclose(moments.total, (c[:, None] * Y**2).sum(0))
+    parts = [grid_moments(g, X[s], Y[s], c[s])
              for s in (slice(0, 40), slice(40, None))]  # fmt: skip
     together = parts[0] + parts[1]
     np.testing.assert_allclose(together.gram.toarray(), moments.gram.toarray(), atol=1e-12)
@@ -69,10 +69,10 @@ def test_moments(d, weighted, structure, thresholds):
 def test_moments_of_many_columns_are_dense(weighted, thresholds):
     thresholds("_moments", _BLOCK_BYTES=2**15)
     X, Y = rows(40), np.random.default_rng(9).standard_normal((150, 2))
-    c = np.linspace(0.1, 2, 150) if weighted else None
+    c = np.linspace(0.1, 2, 150) if weighted else np.ones(150)
     g = make_grid(X, [8] * 40, "additive")
     moments, W = grid_moments(g, X, Y, c), g.interpolate(X).toarray()
-    CW = W if c is None else c[:, None] * W
+    CW = c[:, None] * W
     assert isinstance(moments.gram, np.ndarray)
     np.testing.assert_allclose(moments.gram, W.T @ CW, atol=1e-12)
     np.testing.assert_allclose(moments.rhs, CW.T @ Y, atol=1e-12)

@@ -69,9 +69,7 @@ def test_all_rows_as_points_are_the_exact_process(model):
 def stepper(settings, n=80, m=80, likelihood=None):
     X, y = table(n)
     scaling = Scaling(np.zeros(2), np.ones(2), np.zeros(1), np.ones(1))
-    rows = SparseRows(
-        RowSource(X, y[:, None], scaling, torch.float64), torch.zeros(n, dtype=torch.float64)
-    )
+    rows = SparseRows.of(RowSource(X, y[:, None], scaling, torch.float64))
     kernel = compile_kernel(KERNEL, 2)
     model = SparseModel(kernel, likelihood or Gaussian(), 1)
     Z = torch.as_tensor(X[:m])
@@ -132,8 +130,7 @@ def test_small_batches_are_unbiased_for_the_bound():
     n, whole = 80, ours._evaluate(ours.rows.take(slice(None)), 1.0, False)[1].rows.precision[0]
     draws = []
     for _ in range(100):
-        batch = ours.rows.take(next(ours._batches))
-        draws.append(ours._evaluate(batch, n / 8, False)[1].rows.precision[0])
+        draws.append(ours._batch_sums(*next(ours._batches), False).precision[0])
     # Ten batches are an epoch, whose sum is exact: epochs cannot deviate.
     epochs = torch.stack(draws).reshape(10, 10, 6, 6).mean(1)
     assert_allclose(epochs, whole.expand_as(epochs), rtol=1e-9, atol=1e-9)

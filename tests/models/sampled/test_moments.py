@@ -38,7 +38,7 @@ def exact(phi, Y, s, noise):
 def test_weights_keep_their_digits(n, noise):
     phi, Y = table(n, 12)
     s = np.geomspace(1e-3, 1e2, phi.shape[1])
-    moments = Moments.of([(torch.tensor(phi), torch.tensor(Y), None)], 1.0)
+    moments = Moments.of([(torch.tensor(phi), torch.tensor(Y), torch.ones(len(Y)))], 1.0)
     found = moments.weights(torch.arange(len(s)), torch.tensor(s), noise)
     mean, variance, evidence = exact(phi, Y, s, noise)
     assert_allclose(phi @ found.mean.numpy(), phi @ mean, atol=1e-9)
@@ -51,7 +51,7 @@ def test_a_function_alone_is_the_exact_one_in_the_last_digits():
     """S and Q of a function that others nearly replace."""
     phi, Y = table(40, 12)
     s, noise, at = np.geomspace(1e-3, 1e2, 11), 1e-10, torch.arange(11)
-    moments = Moments.of([(torch.tensor(phi), torch.tensor(Y), None)], 1.0)
+    moments = Moments.of([(torch.tensor(phi), torch.tensor(Y), torch.ones(len(Y)))], 1.0)
     now = moments.weights(at, torch.tensor(s), noise)
     S, Q = moments.alone(torch.tensor([11]), at, now)
     with mp.workdps(50):
@@ -66,8 +66,9 @@ def test_a_function_alone_is_the_exact_one_in_the_last_digits():
 
 def test_blocks_of_rows_give_the_moments_of_all():
     phi, Y = (torch.tensor(part) for part in table(40, 12))
-    whole = Moments.of([(phi, Y, None)], 1.0)
-    blocks = ((phi[at], Y[at], None) for at in (slice(0, 15), slice(15, 30), slice(30, None)))
+    rows = phi, Y, torch.ones(40)
+    whole = Moments.of([rows], 1.0)
+    blocks = zip(*(part.split(15) for part in rows), strict=True)
     parts = Moments.of(blocks, 1.0)
     assert parts.n == whole.n == 40 and parts.floor > whole.floor
     for moments in (whole, parts):
@@ -88,7 +89,7 @@ def test_counts_of_rows_are_repeated_rows(n):
     found = Moments.of([(phi, Y, counts)], 1.0)
     parts = Moments.of([(phi[:5], Y[:5], counts[:5]), (phi[5:], Y[5:], counts[5:])], 1.0)
     repeated = (part.repeat_interleave(counts, 0) for part in (phi, Y))
-    whole = Moments.of([(*repeated, None)], 1.0)
+    whole = Moments.of([(*repeated, torch.ones(int(counts.sum())))], 1.0)
     at, precision = torch.arange(12), torch.linspace(0.5, 2.0, 12).double()
     want = whole.weights(at, precision, 0.3)
     for moments in (found, parts):

@@ -524,7 +524,12 @@ def test_newton_steps_maximise_the_elbo_of_labels():
 def test_a_late_process_takes_one_newton_step():
     X = np.random.default_rng(0).uniform(-2, 2, (60, 1))
     labels = (X > 0).astype(float)
-    args = RBF() * 9.0 + WhiteKernel(1e-3), Bernoulli(), StartRows(X, labels), 30
+    args = (
+        RBF() * 9.0 + WhiteKernel(1e-3),
+        Bernoulli(),
+        StartRows(X, labels, 0.0, np.ones(len(X))),
+        30,
+    )
     late, whole = exact_process(*args, late=lambda: True), exact_process(*args)
     assert late.lower_bound < whole.lower_bound - 0.1
     assert np.corrcoef(late.mean[:, 0], whole.mean[:, 0])[0, 1] > 0.9
