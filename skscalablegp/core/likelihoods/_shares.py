@@ -60,7 +60,7 @@ def losses_of_powers(
     p: Float[Tensor, "m c"],
     codes: Tensor,
     shares: Float[Tensor, " c"],
-    counts: Tensor | None = None,
+    counts: Tensor | float = 1.0,
     n_trained: float = 0.0,
 ) -> Float[np.ndarray, " k"]:
     """Log losses, summed over held-out rows, for the powers that `best_power` compares.
@@ -74,7 +74,7 @@ def losses_of_powers(
     codes : Tensor of shape (m,)
         Their classes.
     shares : Tensor of shape (c,)
-    counts : Tensor of shape (m,), optional
+    counts : Tensor of shape (m,), default=1
         Weights of the rows.
     n_trained : float, default=0.0
         Number of hyperparameters that were trained with the labels of these rows. Each raises the
@@ -86,7 +86,7 @@ def losses_of_powers(
         The first is that of the shares alone.
     """
     p, codes = p.clamp_min(_LEAST), codes[:, None]
-    weight = torch.ones(len(p), dtype=p.dtype) if counts is None else counts.to(p)
+    weight = p.new_ones(len(p)) * torch.as_tensor(counts).to(p)
 
     def loss(power: float) -> float:
         return -float(weight @ towards_shares(p, shares, power).gather(1, codes)[:, 0].log())

@@ -140,7 +140,7 @@ class DeepKernelRegressorBase(FurtherRows):
                 X, Y, noise_variance, _, counts = self._read_merged(
                     X, Y, noise_variance, sample_weight
                 )
-                n, new = len(X), partial(self._new_source, X, Y, noise_variance, counts=counts)
+                n, new = len(X), partial(self._new_source, X, Y, counts, noise_variance)
             else:
                 own = OwnRows.read(ranks)
                 n, new = len(own), partial(self._own_source, own)
@@ -219,7 +219,8 @@ class DeepKernelRegressorBase(FurtherRows):
             run.follow(plan)
             random_state, generator = self._seeds(seen, run)
             if not seen:
-                source = self._new_source(X, Y, noise_variance, plan.precision, run)
+                each = np.ones(len(X))
+                source = self._new_source(X, Y, each, noise_variance, plan.precision, run)
                 features = self._new_features(source, plan, run, generator)
                 tensors = self._first_tensors(features, source, plan, run, generator)
             else:
@@ -289,13 +290,12 @@ class DeepKernelRegressorBase(FurtherRows):
         self,
         X: np.ndarray,
         Y: np.ndarray,
+        counts: np.ndarray,
         noise_variance: Any,
         dtype: torch.dtype,
         run: FitRun,
-        counts: np.ndarray | None = None,
     ) -> RowSource:
         """Rows in units of their standard deviations; normalize_y=False keeps the mean of y."""
-        counts = np.ones(len(Y)) if counts is None else counts
         y_mean, y_scale = weighted_moments(Y, counts, normalize=True)
         if not run.normalizes(Y, scaled=True):
             y_mean = np.zeros(Y.shape[1])
