@@ -160,10 +160,10 @@ class SharedSource:
     def n_rows(self) -> int:
         return len(self)
 
-    @property
+    @cached_property
     def counts(self) -> np.ndarray:
-        """Equal rows are not merged."""
-        return np.broadcast_to(1.0, len(self))
+        """Ones, because equal rows are not merged."""
+        return np.ones(len(self))
 
     @property
     def noisy(self) -> bool:

@@ -257,9 +257,10 @@ class Scales:
         mean, variance, surprise = predicted[:3]
         white, Y = problem.kernel.noise(theta, X), problem.Y[rows]
         known = 0.0 if problem.extra_noise is None else problem.extra_noise[rows]
-        counts, within = problem.repeats.counts[rows], problem.repeats.within[rows]
+        repeats = problem.repeats[rows]
+        counts, within = repeats.counts, repeats.within
         if shared is not None:
-            mean, variance = left_out_moments(predicted, Y, (white + known) / counts)
+            mean, variance = left_out_moments(predicted, Y, repeats.noise(white + known))
         # Of one observation: equal rows are left out together, and each of them is predicted.
         variance, weight = variance + white, counts / counts.mean()
         # A kernel without noise predicts copies of other rows without any variance. In single

@@ -247,9 +247,9 @@ class NeighborPosterior(Posterior):
         """The variances of the kernel's noise and of known noise at training rows."""
         problem = self.problem
         white, extra = self._white(problem.X[rows]), problem.extra_noise
-        counts = problem.repeats.counts[rows]
+        repeats = problem.repeats[rows]
         known = torch.zeros_like(white) if extra is None else extra[rows]
-        return white / counts, known / counts
+        return repeats.noise(white), repeats.noise(known)
 
     def left_out(self, rows: Int[Tensor, " b"]) -> LeftOutRows:
         """Training rows predicted from their nearest others, without correction."""
