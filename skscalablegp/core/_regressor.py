@@ -205,9 +205,9 @@ class TableRegressorBase(GPPredictionBase):
 
     # The table, as attributes of the fitted model.
     _ROWS = ("X_train_", "y_train_", "_noise_train", "_counts_train", "_within_train")
-    # What the rows stand for, if equal rows have been merged.
-    _counts_train: np.ndarray | None = None
-    _within_train: np.ndarray | None = None
+    # What the rows stand for; None where each stands for itself, which `Table` fills.
+    _counts_train: Any = None
+    _within_train: Any = None
 
     def _left_out(self, X, y, noise_variance, rows) -> LeftOut | None:
         """As in the base class; of rows that were merged, each is left out alone."""

@@ -58,7 +58,7 @@ class SentOperator(KernelOperator):
             X.to(on, non_blocking=True),
             _sent(extra_noise, on),
             workspace=self._workspace.beside(),
-            counts=_sent(counts, on),
+            counts=counts.to(on, non_blocking=True),
             tile=tile,
             **settings,
         )

@@ -16,7 +16,7 @@ from jaxtyping import Float, Float64
 from torch import Generator, Tensor
 
 from ..._devices import precise, sum_dtype
-from ...core.likelihoods import Likelihood, LikelihoodTerms
+from ...core.likelihoods import Likelihood
 from ...kernels import TorchKernel
 from ...linalg.operators import ONE
 from ...linalg.solvers import cholesky_with_jitter
@@ -327,15 +327,14 @@ def variational_bound(  # noqa: PLR0913 (the terms of one equation)
     variance = variance.clamp_min(torch.finfo(A.dtype).eps * float(K.diag.max()))
     centre = mean + belief.constant.to(mean, non_blocking=True)
     terms = likelihood.expected(Y, centre, variance, K.noise, generator)
-    own, each = counts.to(terms.value), counts.to(mean)[..., None]
-    terms = LikelihoodTerms(
-        own * terms.value, each * terms.d_mean, each * terms.d_variance, own * terms.d_noise
-    )
-    total = float(terms.value.sum(dtype=sum_dtype(A.device)))
+    own = counts.to(terms.value)
+    total = float((own * terms.value).sum(dtype=sum_dtype(A.device)))
     value = weight * total - belief.divergence()
     if value_only:
         return BoundEvaluation(value, None, None)
-    g_mean, g_var = weight * terms.d_mean, weight * terms.d_variance
+    own = weight * own
+    each = own.to(mean)[..., None]
+    g_mean, g_var = each * terms.d_mean, each * terms.d_variance
     # Latent functions that share a covariance contribute equally to its derivative. Where log p is
     # convex, the negative precision is left out, since it could make the belief improper.
     shared = mean.shape[1] // len(T)
@@ -354,7 +353,7 @@ def variational_bound(  # noqa: PLR0913 (the terms of one equation)
     for T_s, g_s in zip(T, g_var.T, strict=True):
         cross.addcmul_(T_s, g_s, value=2)
     inducing = inducing_gradient(white, belief.mean @ d_mean.T + (excess @ weighted).sum(0))
-    grad = KernelValues(inducing, cross, g_var.sum(1), weight * terms.d_noise)
+    grad = KernelValues(inducing, cross, g_var.sum(1), own * terms.d_noise)
     return BoundEvaluation(value, rows, grad)
 
 
