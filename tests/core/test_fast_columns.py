@@ -2,6 +2,7 @@
 
 import warnings
 
+import named
 import numpy as np
 import pytest
 from sklearn.base import clone
@@ -16,11 +17,12 @@ from skscalablegp import (
     SGPRRegressor,
     SVGPRegressor,
 )
-from skscalablegp.core import LeftOut, StartRows, _fast_columns, fast_column
-from skscalablegp.core._fast_columns import NEAREST, local_errors
-from skscalablegp.core._learned import nothing_learned
+from skscalablegp.core import LeftOut, StartRows, fast_column
 
 NOISE = 0.4
+local_errors = named.module("local_errors").local_errors
+nothing_learned = named.module("nothing_learned").nothing_learned
+NEAREST = named.module("local_errors").NEAREST
 
 
 def series(n, cycles, d=1, seed=0):
@@ -55,12 +57,11 @@ def test_the_column_is_found(n, cycles, d):
     assert fast.width < 0.6 / cycles
 
 
-def test_local_errors_are_those_of_processes_of_the_nearest_rows(monkeypatch):
+def test_local_errors_are_those_of_processes_of_the_nearest_rows(thresholds):
     """scikit-learn's process of the other rows of a window predicts the row that it surrounds."""
     X, y, _ = series(400, 20, 3)
     fast = fast_column(X, y[:, None])
-    for name, only in (("_OF_OTHERS", 4.0), ("_OF_FAST", 2.0), ("_NOISES", 0.1)):
-        monkeypatch.setattr(_fast_columns, name, (only,))
+    thresholds(_OF_OTHERS=(4.0,), _OF_FAST=(2.0,), _NOISES=(0.1,))
     errors = local_errors(fast, X, y[:, None], 30)
     scale = 4 * X.std(0) * np.sqrt(3)
     scale[1] = 2 * fast.width
