@@ -20,9 +20,8 @@ from skscalablegp import (
 from skscalablegp.core import LeftOut, StartRows, fast_column
 
 NOISE = 0.4
-local_errors = named.module("local_errors").local_errors
+LOCAL = named.module("local_errors")
 nothing_learned = named.module("nothing_learned").nothing_learned
-NEAREST = named.module("local_errors").NEAREST
 
 
 def series(n, cycles, d=1, seed=0):
@@ -62,15 +61,15 @@ def test_local_errors_are_those_of_processes_of_the_nearest_rows(thresholds):
     X, y, _ = series(400, 20, 3)
     fast = fast_column(X, y[:, None])
     thresholds(_OF_OTHERS=(4.0,), _OF_FAST=(2.0,), _NOISES=(0.1,))
-    errors = local_errors(fast, X, y[:, None], 30)
+    errors = LOCAL.local_errors(fast, X, y[:, None], 30)
     scale = 4 * X.std(0) * np.sqrt(3)
     scale[1] = 2 * fast.width
     order = np.argsort(X[:, 1])
     z = (y - y.mean()) / y.std()
     for row in range(30):
         place = int(np.flatnonzero(order == row)[0])
-        begin = min(max(place - NEAREST // 2, 0), len(X) - NEAREST - 1)
-        others = np.setdiff1d(order[begin : begin + NEAREST + 1], row)
+        begin = min(max(place - LOCAL.NEAREST // 2, 0), len(X) - LOCAL.NEAREST - 1)
+        others = np.setdiff1d(order[begin : begin + LOCAL.NEAREST + 1], row)
         gp = GaussianProcessRegressor(Matern(scale, nu=1.5), alpha=0.1, optimizer=None)
         predicted = gp.fit(X[others], z[others]).predict(X[row : row + 1])
         assert errors[row] == pytest.approx((z[row] - predicted[0]) ** 2, rel=1e-6)
@@ -87,7 +86,7 @@ def test_local_errors_are_those_of_processes_of_the_nearest_rows(thresholds):
 def test_local_errors_are_as_small_as_those_of_the_exact_process(n, cycles, d):
     """As small as those of the dense process, whose hyperparameters a part of the rows chose."""
     X, y, _ = series(n, cycles, d)
-    errors = local_errors(fast_column(X, y[:, None]), X, y[:, None], 200) * y.var()
+    errors = LOCAL.local_errors(fast_column(X, y[:, None]), X, y[:, None], 200) * y.var()
     inverse = np.linalg.inv(of_part(X, y, cycles, d)(X))
     exact = np.square(inverse @ y / np.diag(inverse))[:200]
     assert NOISE**2 < errors.mean() < 1.1 * exact.mean()
