@@ -122,6 +122,7 @@ def test_a_forked_child_predicts_and_fits():
     assert done.stdout.strip() == "done", done.stderr[-2000:]
 
 
+@pytest.mark.exact_input
 @pytest.mark.slow
 def test_a_spawned_process_predicts_and_fits():
     X, y = table()

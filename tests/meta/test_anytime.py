@@ -375,6 +375,7 @@ def test_members_have_noise_models_of_their_own():
     assert -model.leaderboard_["varying"].nll < new + 0.1
 
 
+@pytest.mark.exact_input
 @pytest.mark.slow
 def test_noise_models_of_members_learn_from_held_out_rows(stand_in):
     """From the errors of rows that the member has not seen, and without the rows themselves."""

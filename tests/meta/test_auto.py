@@ -195,7 +195,8 @@ def small():
 
 @pytest.fixture(scope="module")
 def large():
-    X, y = table(2600)
+    # With seed 0 a noise model is as good as the threshold, and last digits decide.
+    X, y = table(2600, seed=1)
     members = ["linear", "trees", "exact", "neighbors"]
     return AutoGPRegressor(members, random_state=0).fit(X, y), X, y
 

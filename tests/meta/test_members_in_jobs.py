@@ -107,6 +107,7 @@ def test_members_in_jobs_are_those_of_this_process(name, parts_in_jobs):
     assert_equal_fits(name, together, alone)
 
 
+@pytest.mark.exact_input
 @pytest.mark.slow
 @pytest.mark.seldom("held out", "auto")
 @pytest.mark.parametrize("name", ESTIMATORS)
