@@ -194,6 +194,7 @@ def test_cut_predictions_are_compared_on_common_rows(clock):
         model.leaderboard_["slow"].note.split("evaluated on ")[1].split(" ")[0].replace(",", "")
     )
     assert 500 <= done < 600 and len(model.held_out_) == done
+    assert np.isfinite([each.nll for each in model.leaderboard_]).all()
     assert set(model.members_) == {"line", "slow"}
 
 

@@ -266,8 +266,9 @@ def test_gradients_from_solves(problems, estimator):
     expected = exact_marginal_likelihood(other, moved(one)).grad
     found, _ = estimator.estimate(one, moved(one), GradientState(Generator().manual_seed(0)))
     assert_allclose(found.grad, expected, atol=0.5)
+    each_once = replace(one, repeats=Repeats.none(len(one.Y), one.Y.dtype, one.Y.device))
     without, _ = estimator.estimate(
-        replace(one, repeats=None), moved(one), GradientState(Generator().manual_seed(0))
+        each_once, moved(one), GradientState(Generator().manual_seed(0))
     )
     assert float((without.grad - expected).abs().max()) > 2
 
@@ -358,7 +359,7 @@ def sources():
     part = RowSource(X, Y, Scaling(*unit, *unit), torch.float64, noise=noise, counts=counts * 1.0)
     parts = (np.repeat(a, counts, axis=0) for a in (X, Y, noise))
     X, Y, noise = parts
-    return part, replace(part, X=X, Y=Y, noise=noise, counts=None)
+    return part, replace(part, X=X, Y=Y, noise=noise, counts=np.ones(len(X)))
 
 
 def deep_features():

@@ -312,7 +312,9 @@ def test_neighbourhoods_are_factorised_together_on_a_device():
     ours = estimator.estimate(problem, theta, GradientState())[0]
     density = _density(problem, theta.numpy(), sets, 1e-3)
     with simulated() as gpu:
-        there = replace(problem, X=problem.X.to("cuda"), Y=problem.Y.to("cuda"), repeats=None)
+        on = {name: getattr(problem, name).to("cuda") for name in ("X", "Y")}
+        arrays = {name: getattr(problem.repeats, name).to("cuda") for name in ("counts", "within")}
+        there = replace(problem, **on, repeats=replace(problem.repeats, **arrays))
         for some in (sets[:4].to("cuda"), sets.to("cuda")):
             gpu.forget()
             found = NeighbourhoodGradient(some, 1e-3).estimate(there, theta, GradientState())[0]

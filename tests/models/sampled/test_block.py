@@ -33,7 +33,9 @@ def table(counts=None):
     X = rng.standard_normal((N, 2))
     y = np.sin(2 * X[:, 0]) + 0.2 * rng.standard_normal(N)
     unit = Scaling(np.zeros(2), np.ones(2), np.zeros(1), np.ones(1))
-    return RowSource(X, y[:, None], unit, torch.float64, counts=counts)
+    return RowSource(
+        X, y[:, None], unit, torch.float64, counts=np.ones(N) if counts is None else counts
+    )
 
 
 def stepper(size, dense=3, held=(), counts=None, noise=None, **settings):
