@@ -2,8 +2,10 @@
 
 import warnings
 
+import named
 import numpy as np
 import pytest
+import torch
 from contracts.one_distribution import disagreements
 from contracts.test_sample_weight import MODELS as WITH_WEIGHTS
 from export.exported import MODELS, NEW, ONE, OVER, SMOOTH, UNITS, X, Y, exact, fitted
@@ -260,6 +262,15 @@ def test_correlations_under_fitted_tails(name):
         assert rho ** np.arange(1, len(powers) + 1) @ powers == pytest.approx(
             product.mean(), abs=error
         )
+        variances = torch.tensor([2.0, 3.0]).double()
+        normal = torch.tensor([[2.0, rho * 6**0.5], [rho * 6**0.5, 3.0]]).double()
+        found = (
+            named.module("with_tails")
+            .with_tails(normal, variances, variances, torch.as_tensor(powers))
+            .numpy()
+        )
+        assert found[0, 1] == found[1, 0] == pytest.approx(6**0.5 * product.mean(), abs=3 * error)
+        np.testing.assert_allclose(found.diagonal(), variances)
     model = Scaled(None, NoiseModel(0.3)).with_tails(raw)
     assert model.noise.factor(np.zeros((1, 2)))[0] == pytest.approx(np.exp(0.15) * std)
 

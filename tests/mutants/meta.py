@@ -356,7 +356,7 @@ MUTANTS = [
         "with_tails",
         "found = (found + c) * rho",
         "found = rho",
-        "tests/contracts/test_one_distribution.py -k repeated_rows",
+        "tests/contracts/test_one_distribution.py -k correlations_under",
         True,
     ),
     (
