@@ -104,8 +104,7 @@ SLOW = [
 ]
 
 
-@pytest.mark.seldom("SVGPClassifier")
-@pytest.mark.slow
+@pytest.mark.night
 @pytest.mark.parametrize("kind", [SVGPClassifier, QSGPClassifier])
 def test_never_worse_than_the_shares_on_many_tables(kind):
     for drawn in SLOW:

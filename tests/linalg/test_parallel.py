@@ -286,7 +286,7 @@ def test_forked_children_have_pools_of_their_own(two):
         assert children.map_async(square_in_child, range(2)).get(120) == [expected] * 2
 
 
-@pytest.mark.slow
+@pytest.mark.night
 def test_joblibs_processes_keep_to_their_share_of_the_cores():
     def child():
         from skscalablegp.linalg.parallel import n_workers, run

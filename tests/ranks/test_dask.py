@@ -214,6 +214,7 @@ def test_estimators_that_need_all_rows_are_refused(single):
 # ---------------------------------------------------------------- joblib on Dask
 
 
+@pytest.mark.seldom("model0")
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "model",

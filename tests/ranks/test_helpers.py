@@ -232,6 +232,7 @@ def test_ranks_fit_as_one_process(size, name):
         assert all(sent > 200 // size * 2 * 8 for _, (*_, sent) in answers[1:])
 
 
+@pytest.mark.seldom("all rows")
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["neighbours", "all rows", "weights", "experts"])
 def test_jobs_fit_as_one_process(name):
