@@ -336,16 +336,17 @@ class TableRegressorBase(GPPredictionBase):
                 f"This {type(self).__name__} was fitted to rows of several ranks, which it does "
                 "not keep: read the attributes of the fit, or fit in one process."
             )
-        return Table(
+        table = Table(
             self.X_train_,
             self.y_train_,
             self._y_train_mean,
             self._y_train_std,
             self._noise_train,
             self._origin,
-            self._counts_train,
-            self._within_train,
         )
+        if self._counts_train is None:
+            return table
+        return replace(table, counts=self._counts_train, within=self._within_train)
 
     def _with_rows(self: T, X: np.ndarray, y: np.ndarray, noise_variance: Any = None) -> T:
         """As in the base class; without ``partial_fit``, by a fit in the units of the kernel."""
