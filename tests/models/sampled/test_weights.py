@@ -153,7 +153,7 @@ def test_dense_columns_begin_with_the_covariance_of_all_rows():
     kernel, c, noise = compile_kernel(KERNEL, 2), 6, 0.1
     basis = SeededFourier(kernel, 20, 3, 4, torch.float64)
     rows = X, y[:, None], X[:7], y[:7, None]
-    support = SupportRows(kernel, kernel.theta0, *rows, counts=weights)
+    support = SupportRows(kernel, kernel.theta0, *rows, counts=weights.double())
     fit, head = Fit.__new__(Fit), c // 2
     fit.steps = SimpleNamespace(n_dense=SimpleNamespace(value=c), preconditioned=True)
     fit.t, fit.n = 1, len(X)
