@@ -326,8 +326,8 @@ class TableRegressorBase(GPPredictionBase):
         self.X_train_, self.y_train_, self._noise_train = rows
         self._y_train_mean, self._y_train_std = table.y_mean, table.y_std
         self._origin = table.origin
-        repeats = (table.counts, table.within) if have_merged(table.counts) else (None, None)
-        self._counts_train, self._within_train = repeats
+        repeats = table.counts, table.within
+        self._counts_train, self._within_train = repeats if have_merged(*repeats) else (None, None)
 
     def _table(self) -> Table:
         """The table that the fitted model keeps."""

@@ -347,6 +347,26 @@ def test_equal_rows_with_different_targets_have_the_scale_of_all_targets():
     assert_allclose(model.log_marginal_likelihood_value_, want, rtol=1e-9)
 
 
+@pytest.mark.parametrize("cls", [IterativeGPRegressor, NNGPRegressor, PoERegressor])
+def test_equal_rows_whose_weights_add_up_to_one(cls):
+    """Halves of rows with other targets are rows with twice the noise and the scale of all."""
+    X, y, _ = table()
+    rng = np.random.default_rng(1)
+    both, targets = np.vstack([X, X]), np.append(y, y + rng.standard_normal(len(y)))
+    signal, v = ConstantKernel(1.5) * RBF([0.8, 1.2]), 0.1
+    model = cls(signal + WhiteKernel(v), optimizer=None, normalize_y=True)
+    model.fit(both, targets, sample_weight=np.full(len(both), 0.5))
+    oracle = GaussianProcessRegressor(signal, alpha=2 * v, optimizer=None, normalize_y=True)
+    assert_allclose(model.predict(X), oracle.fit(both, targets).predict(X), rtol=1e-6, atol=1e-8)
+    z = (targets - targets.mean()).reshape(2, -1) / targets.std()
+    expected = multivariate_normal(cov=signal(X) + v * np.eye(len(X))).logpdf(z.mean(0))
+    expected -= 0.5 * np.square(z - z.mean(0)).sum() * 0.5 / v
+    theta = model.kernel_.theta
+    assert model.log_marginal_likelihood_value_ == pytest.approx(expected)
+    for each in (model, pickle.loads(pickle.dumps(model))):
+        assert each.log_marginal_likelihood(theta) == pytest.approx(expected)
+
+
 def test_weights_are_exponents_of_the_density_of_their_row():
     """A weighted likelihood by quadrature over f, for one row: no formula of Gaussians."""
     y, k, s, v = 0.7, 2.3, 1.5, 0.2

@@ -469,4 +469,18 @@ MUTANTS = [
         "tests/models/inducing/test_svgp.py -k little_noise",
         True,
     ),
+    (
+        "weights that add up to one hide other targets from their scale",
+        "weighted_moments",
+        "not have_merged(counts, within)",
+        "not have_merged(counts)",
+        "tests/contracts/test_sample_weight.py -k add_up_to_one",
+    ),
+    (
+        "weights that add up to one hide other targets from a fitted model",
+        "TableRegressorBase._keep_table",
+        "have_merged(*repeats)",
+        "have_merged(table.counts)",
+        "tests/contracts/test_sample_weight.py -k add_up_to_one",
+    ),
 ]

@@ -90,9 +90,12 @@ def merged(
     return Merged(order[new], means, counts, within, groups)
 
 
-def have_merged(counts: np.ndarray) -> bool:
-    """Whether one of some rows stands for others, too, so that rows are drawn by their counts."""
-    return bool((counts != 1).any())
+def have_merged(counts: np.ndarray, within: np.ndarray | float = 0.0) -> bool:
+    """Whether one of some rows stands for others, too, so that rows are drawn by their counts.
+
+    The weights of equal rows may add up to one. Their targets then say so by their sums of squares.
+    """
+    return bool((counts != 1).any() or np.any(within))
 
 
 def rows_before_merging(

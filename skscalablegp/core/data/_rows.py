@@ -221,7 +221,7 @@ def weighted_moments(
     `within` (n, t) are the sums of squares in the targets that have been merged. Counts are not
     used where far targets count as limits.
     """
-    if robust or not have_merged(counts):
+    if robust or not have_merged(counts, within):
         return target_moments(Y, normalize, shared, robust)
     if not normalize:
         return np.zeros(Y.shape[1]), np.ones(Y.shape[1])
