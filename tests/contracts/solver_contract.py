@@ -26,7 +26,7 @@ from skscalablegp.solvers import (
     solve,
 )
 
-SLOW = pytest.mark.slow
+SLOW, NIGHT = pytest.mark.slow, pytest.mark.night
 
 
 @dataclass(frozen=True)
@@ -68,6 +68,12 @@ def expect_solved(row: SolverRow, problem: Problem, tol: float, dtype=torch.floa
     assert solution.epochs == pytest.approx(operator.epochs)
 
 
+def _marks(problem, tol):
+    if tol > 1e-4:
+        return NIGHT
+    return () if tol == 1e-4 and problem.condition <= 1e3 else SLOW
+
+
 class SolverContract(Contract):
     """The suite over a table of solvers."""
 
@@ -80,10 +86,10 @@ class SolverContract(Contract):
             for row, problem, tol in product(self.rows, PROBLEMS, (1e-2, 1e-4, 1e-8))
             if problem.condition <= row.max_condition and tol >= row.smallest_tol
         }
-        # `make test` asks for the tolerance between the others where steps are cheap.
+        # `make test` asks for the tolerance between the others where steps are cheap; the night
+        # asks for the largest one, too.
         params = [
-            pytest.param(*case, marks=() if case[2] == 1e-4 and case[1].condition <= 1e3 else SLOW)
-            for case in promised.values()
+            pytest.param(*case, marks=_marks(case[1], case[2])) for case in promised.values()
         ]
         metafunc.parametrize("row, problem, tol", params, ids=promised.keys())
 

@@ -105,6 +105,8 @@ def answers(model, X):
     "stacked",
     "mean-function",
     "iterative-float32",
+    "ssrff",
+    "poe",
 )
 @pytest.mark.parametrize("name", METHODS)
 def test_the_numbers_of_the_cpu(name):

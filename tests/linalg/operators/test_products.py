@@ -162,8 +162,7 @@ def test_an_estimator_says_how_it_multiplies(stand_in, monkeypatch):
 # ------------------------------------------------------------------ memory
 
 
-@pytest.mark.seldom("tiled")
-@pytest.mark.slow
+@pytest.mark.night
 @pytest.mark.parametrize("keep", [True, False], ids=["kept", "tiled"])
 def test_tiles_shrink_to_the_memory(keep):
     """Until the vectors themselves have no room, which is an error that says what to do."""

@@ -391,7 +391,7 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.slow
+@pytest.mark.night
 @pytest.mark.skipif(find_spec("distributed") is None, reason="distributed is not installed")
 def test_two_dask_workers(tmp_path):
     script = tmp_path / "on_dask.py"

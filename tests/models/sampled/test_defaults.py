@@ -115,6 +115,7 @@ def test_many_columns_have_their_own_length_scales_if_there_are_rows(Model, n, n
     assert [np.size(scale) for scale in scales] == [n_scales]
 
 
+@pytest.mark.seldom("QSGPClassifier-2-36", "QSGPClassifier-36-1")
 @pytest.mark.slow
 @pytest.mark.parametrize(("relevant", "n_scales"), [(2, 36), (36, 1)])
 @pytest.mark.parametrize("Model", [QSGPRegressor, QSGPClassifier])
