@@ -31,7 +31,7 @@ from skscalablegp.core import (
 )
 from skscalablegp.core.training import Monitor, QuasiNewton
 from skscalablegp.kernels import compile_kernel
-from skscalablegp.linalg.gradients import ExactGradient, GPProblem
+from skscalablegp.linalg.gradients import ExactGradient, GPProblem, Rows
 
 
 def main():
@@ -68,7 +68,7 @@ def trained(X, y, name, optimizer, max_iter):
     """Processor seconds and log likelihood of every step."""
     kernel = compile_kernel(data_scaled_kernel(X, y), X.shape[1])
     nothing = torch.zeros(len(X), dtype=torch.float64)
-    rows = GPProblem(kernel, torch.tensor(X), torch.tensor(y[:, None]), nothing)
+    rows = GPProblem(kernel, Rows.of(torch.tensor(X), torch.tensor(y[:, None]), nothing))
     theta = kernel.theta0.numpy()
     if name != "default":
         theta[1:-1] += np.log(2 * np.sqrt(X.shape[1]))

@@ -160,10 +160,10 @@ def prior_problem(n):
     import torch
 
     from skscalablegp.kernels import compile_kernel, default_kernel
-    from skscalablegp.linalg.gradients import GPProblem
+    from skscalablegp.linalg.gradients import GPProblem, Rows
 
     X, y = (torch.as_tensor(a) for a in table(n))
-    problem = GPProblem(compile_kernel(default_kernel(8), 8), X, y[:, None])
+    problem = GPProblem(compile_kernel(default_kernel(8), 8), Rows.of(X, y[:, None]))
     return problem, torch.Generator().manual_seed(0)
 
 

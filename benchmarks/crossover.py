@@ -163,7 +163,7 @@ def measure(args, n, noise):
 
     from skscalablegp.gradients import ExactGradient, GradientState, PathwiseGradient
     from skscalablegp.kernels import compile_kernel, default_kernel
-    from skscalablegp.linalg.gradients import GPProblem
+    from skscalablegp.linalg.gradients import GPProblem, Rows
     from skscalablegp.preconditioners import PivotedCholesky
     from skscalablegp.solvers import CG
 
@@ -175,7 +175,7 @@ def measure(args, n, noise):
     theta = kernel.theta0
     theta[1:-1] = 0.5 * torch.log(torch.tensor(float(d)))
     theta[-1] = torch.log(torch.tensor(noise))
-    problem = GPProblem(kernel, X, y[:, None])
+    problem = GPProblem(kernel, Rows.of(X, y[:, None]))
     preconditioner = PivotedCholesky(rank=args.rank, randomized=True, random_state=args.seed)
     pathwise = PathwiseGradient(
         CG(preconditioner),

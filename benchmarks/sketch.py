@@ -130,7 +130,7 @@ def lines_of(args, X, Y, kernel, facts):
 
     from skscalablegp import NNGPRegressor
     from skscalablegp.kernels import compile_kernel
-    from skscalablegp.linalg.gradients import GPProblem
+    from skscalablegp.linalg.gradients import GPProblem, Rows
     from skscalablegp.solvers import MaxEpochs, solve
 
     n = args.n
@@ -141,7 +141,7 @@ def lines_of(args, X, Y, kernel, facts):
 
     compiled = compile_kernel(kernel, X.shape[1])
     theta = compiled.theta0
-    problem = GPProblem(compiled, X[:n].float(), Y[:n].float(), keep=not args.tiled)
+    problem = GPProblem(compiled, Rows.of(X[:n].float(), Y[:n].float()), keep=not args.tiled)
     cross = compiled.cross(theta, X[n:], X[:n])
     for name, solver in solvers(args).items():
         for passes in args.passes:
@@ -183,7 +183,7 @@ def one_of_many(args, number):
     from sklearn.gaussian_process.kernels import Matern, WhiteKernel
 
     from skscalablegp.kernels import compile_kernel
-    from skscalablegp.linalg.gradients import GPProblem
+    from skscalablegp.linalg.gradients import GPProblem, Rows
     from skscalablegp.solvers import MaxEpochs, solve
 
     n, rng = args.n, np.random.default_rng([args.seed, number])
@@ -203,7 +203,7 @@ def one_of_many(args, number):
     exact = scores(y[n:, 0], (cross @ best)[:, 0], std)["nll"]
     facts = dict(problem=number, columns=d, nu=nu, noise=float(f"{noise:.2e}"), exact_nll=exact)
     facts |= dict(condition=float(f"{float(values[-1] / values[0]):.2e}"))
-    problem = GPProblem(kernel, X[:n].float(), y[:n].float())
+    problem = GPProblem(kernel, Rows.of(X[:n].float(), y[:n].float()))
     for name, solver in solvers(args).items():
         found = solve(problem.operator(theta), problem.Y, solver, stopping=MaxEpochs(50.0))
         x = found.value.double()

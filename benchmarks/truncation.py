@@ -93,7 +93,7 @@ def table_problem(args):
 
     from skscalablegp.datasets import fetch_uci
     from skscalablegp.kernels import compile_kernel
-    from skscalablegp.linalg.gradients import GPProblem
+    from skscalablegp.linalg.gradients import GPProblem, Rows
 
     X, _, y, _ = fetch_uci(args.dataset, split=0, return_X_y=True)
     keep = np.random.RandomState(args.seed).permutation(len(X))[: args.n]
@@ -104,7 +104,7 @@ def table_problem(args):
     d = X.shape[1]
     kernel = ConstantKernel(1.0, (1e-5, 1e5)) * RBF(np.ones(d), (1e-3, 1e4))
     kernel = kernel + WhiteKernel(1.0, (args.noise_floor, 1e2))
-    return GPProblem(compile_kernel(kernel, d), torch.tensor(X), torch.tensor(y[:, None]))
+    return GPProblem(compile_kernel(kernel, d), Rows.of(torch.tensor(X), torch.tensor(y[:, None])))
 
 
 def truncation(mean):

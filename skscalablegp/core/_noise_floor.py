@@ -112,7 +112,7 @@ def _ends_at_bound(
     """
     given = run.estimator.get_params(deep=False)
     ordinary = given.get("kernel") is None and result.dtype == torch.float64
-    ordinary &= not problem.repeats.merged and len(problem.X) > 1
+    ordinary &= not problem.rows.merged and len(problem.X) > 1
     if not ordinary or kernel.priors or result.tied is not None:
         return False
     if run.stopped or result.stop_reason is not End.CONVERGED:
@@ -121,7 +121,7 @@ def _ends_at_bound(
     if _NOISE not in values or isinstance(values[_NOISE + "_bounds"], str) or not result.n_iter:
         return False
     low = values[_NOISE + "_bounds"][0]
-    known = 0.0 if problem.extra_noise is None else float(problem.extra_noise.max())
+    known = float(problem.rows.noise.max())
     return bool(values[_NOISE] < _AT_BOUND * low and known < _LOWER * low)
 
 

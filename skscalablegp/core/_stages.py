@@ -155,7 +155,7 @@ def tells_nothing(problem: GPProblem) -> bool:
 
     The likelihood of a zero grows as all variances vanish, whatever the target was.
     """
-    if not problem.has_rows or problem.repeats.merged:
+    if not problem.has_rows or problem.rows.merged:
         return False
     return sum(problem.each(_rows_of)) == 1 and problem_square(problem) == 0
 

@@ -88,9 +88,7 @@ class SolverContract(Contract):
         }
         # `make test` asks for the tolerance between the others where steps are cheap; the night
         # asks for the largest one, too.
-        params = [
-            pytest.param(*case, marks=_marks(case[1], case[2])) for case in promised.values()
-        ]
+        params = [pytest.param(*case, marks=_marks(case[1], case[2])) for case in promised.values()]
         metafunc.parametrize("row, problem, tol", params, ids=promised.keys())
 
     def test_reaches_the_tolerance(self, row, problem, tol):

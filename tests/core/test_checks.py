@@ -18,7 +18,7 @@ from skscalablegp import (
 )
 from skscalablegp.core import FitRun, left_out, rows_to_check, warn_if_rough
 from skscalablegp.kernels import compile_kernel
-from skscalablegp.linalg.gradients import GPProblem
+from skscalablegp.linalg.gradients import GPProblem, Rows
 
 N = 2100
 MODELS = [
@@ -41,10 +41,9 @@ ROUGH = table(8, 2.4, 0.05)
 SMOOTH = table(2, 3.0, 0.1)
 
 
-def problem(X, y, length, noise, extra=None):
+def problem(X, y, length, noise, extra=0.0):
     kernel = compile_kernel(ConstantKernel() * RBF(length) + WhiteKernel(noise), X.shape[1])
-    extra = None if extra is None else torch.tensor(extra)
-    return GPProblem(kernel, torch.tensor(X), torch.tensor(y)[:, None], extra)
+    return GPProblem(kernel, Rows.of(torch.tensor(X), torch.tensor(y)[:, None], extra))
 
 
 def messages(model, X, y):

@@ -10,7 +10,7 @@ from skscalablegp.core import Run, data_scaled_kernel, first_layer_factors, firs
 from skscalablegp.core.training import Budget, Monitor
 from skscalablegp.features import has_first_layer, make_network, weigh_inputs
 from skscalablegp.kernels import compile_kernel
-from skscalablegp.linalg.gradients import GPProblem
+from skscalablegp.linalg.gradients import GPProblem, Rows
 
 
 def run(seconds=None):
@@ -21,7 +21,7 @@ def factors_of(X, y, n=None):
     X, Y = torch.as_tensor(X), torch.as_tensor(y)[:, None]
     kernel = compile_kernel(data_scaled_kernel(X.numpy(), Y.numpy()), X.shape[1])
     return first_layer_factors(
-        GPProblem(kernel, X, Y, torch.zeros(len(X)).double()), n or len(X), run()
+        GPProblem(kernel, Rows.of(X, Y, torch.zeros(len(X)).double())), n or len(X), run()
     )
 
 

@@ -20,7 +20,7 @@ from sklearn.gaussian_process.kernels import (
 from skscalablegp.core.posteriors import ExactPosterior, reported_variance
 from skscalablegp.features import sample_prior_features
 from skscalablegp.kernels import compile_kernel
-from skscalablegp.linalg.gradients import GPProblem, exact_marginal_likelihood
+from skscalablegp.linalg.gradients import GPProblem, Rows, exact_marginal_likelihood
 from skscalablegp.models.iterative import IterativePosterior, PathwiseSamples
 from skscalablegp.preconditioners import PivotedCholesky
 from skscalablegp.solvers import CG, Cholesky, MaxEpochs, RelativeResidual
@@ -44,7 +44,7 @@ class Case:
         X = normal(N, D, seed=2)
         Y = torch.sin(2 * X[:, :1]) + 0.2 * normal(N, t, seed=3)
         self.new = torch.cat([1.3 * normal(m - 1, D, seed=4), X[:1]])
-        self.problem = GPProblem(compile_kernel(kernel, D), X, Y, torch.from_numpy(NOISE))
+        self.problem = GPProblem(compile_kernel(kernel, D), Rows.of(X, Y, torch.from_numpy(NOISE)))
         self.theta = self.problem.kernel.theta0
         X, Xs = X.numpy(), self.new.numpy()
         H, K, cross = kernel(X) + np.diag(NOISE), kernel(Xs, Xs), kernel(Xs, X)
@@ -137,7 +137,7 @@ def test_smooth_kernels_with_hardly_any_noise_keep_their_variances():
     # What scikit-learn users write: RBF, alpha=1e-10, a smooth function on a dense grid.
     X = torch.linspace(0, 5, 60, dtype=torch.float64)[:, None]
     noise = torch.full((60,), 1e-10, dtype=torch.float64)
-    problem = GPProblem(compile_kernel(RBF(1.0), 1), X, torch.sin(X), noise)
+    problem = GPProblem(compile_kernel(RBF(1.0), 1), Rows.of(X, torch.sin(X), noise))
     result = exact_marginal_likelihood(problem, problem.kernel.theta0, eval_gradient=False)
     posterior = ExactPosterior(
         problem.operator(problem.kernel.theta0), result.weights, result.factor
@@ -231,7 +231,7 @@ def test_rows_left_out_by_neighbours_are_exact_if_all_others_count(case):
     t = case.problem.Y.shape[1]
     rows = torch.tensor([0, 7, N - 1])
     X, Y = case.problem.X[rows], case.problem.Y[rows]
-    known = case.problem.extra_noise[rows]
+    known = case.problem.rows.noise[rows]
     mean, variance = case.iterative(n_nearest=N).leave_one_out(rows, X, Y, known)
     H = case.H.numpy()
     for i, row in enumerate(rows.tolist()):
@@ -355,7 +355,7 @@ def test_a_wrong_factor_does_not_pass_for_certainty():
 def test_periodic_kernels_are_answered_by_solves():
     X = normal(N, 1)
     kernel = compile_kernel(ExpSineSquared(1.0, 2.0) + W(0.1), 1)
-    problem = GPProblem(kernel, X, torch.sin(X))
+    problem = GPProblem(kernel, Rows.of(X, torch.sin(X)))
     result = exact_marginal_likelihood(problem, kernel.theta0, eval_gradient=False)
     exact = ExactPosterior(problem.operator(kernel.theta0), result.weights, result.factor.clone())
     solved = IterativePosterior(

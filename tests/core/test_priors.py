@@ -21,7 +21,7 @@ from skscalablegp import (
     SVGPRegressor,
 )
 from skscalablegp.kernels import Columns, LowRankCategorical, compile_kernel
-from skscalablegp.linalg.gradients import GPProblem
+from skscalablegp.linalg.gradients import GPProblem, Rows
 from skscalablegp.models.neighbors import Scales, neighbours_of
 from skscalablegp.priors import Gamma, HalfCauchy, LogNormal, Prior
 
@@ -205,7 +205,7 @@ def test_the_scale_by_neighbours_has_its_prior():
     rows, found = torch.arange(0, 90, 3), {}
     for priors in (None, {NAMES[2]: LogNormal(0.01, 0.05)}):
         kernel = compile_kernel(KERNEL, 2, priors=priors)
-        problem = GPProblem(kernel, X, y[:, None])
+        problem = GPProblem(kernel, Rows.of(X, y[:, None]))
         near = neighbours_of(problem, kernel.theta0, rows, 10)
         scales = Scales(problem, kernel.theta0)
         found[priors is None] = scales.best(rows, near, torch.float64, local=False).scale

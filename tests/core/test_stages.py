@@ -11,7 +11,7 @@ from skscalablegp.core import Run, exact_start, well_conditioned
 from skscalablegp.core.training import Monitor
 from skscalablegp.gradients import ExactGradient
 from skscalablegp.kernels import compile_kernel
-from skscalablegp.linalg.gradients import GPProblem
+from skscalablegp.linalg.gradients import GPProblem, Rows
 from skscalablegp.training import LBFGS, QuasiNewton
 
 
@@ -81,7 +81,7 @@ def test_an_interrupt_in_a_later_subset_leaves_the_earlier_ones(
 def test_the_smallest_noise_of_all_rows_decides_about_precision():
     X = torch.rand(1500, 1, generator=torch.Generator().manual_seed(0))
     noise = torch.full((1500,), 0.1)
-    problem = GPProblem(compile_kernel(RBF(0.3), 1), X, torch.sin(9 * X), noise)
+    problem = GPProblem(compile_kernel(RBF(0.3), 1), Rows.of(X, torch.sin(9 * X), noise))
     theta = problem.kernel.theta0.numpy()
     assert well_conditioned(problem, theta).X.dtype == torch.float32
     noise[1400] = 1e-8
@@ -111,7 +111,7 @@ def test_restarts_are_of_the_stage_that_they_start(monkeypatch):
 
     def start():
         run = Run(monitor, torch.Generator().manual_seed(0), np.random.RandomState(0))
-        problem = GPProblem(compiled, X, y[:, None])
+        problem = GPProblem(compiled, Rows.of(X, y[:, None]))
         return exact_start(problem, run, max_iter=3, n_restarts=2)
 
     monkeypatch.setattr(ExactGradient, "estimate", estimate)
@@ -129,7 +129,7 @@ def test_an_exact_start_begins_with_some_rows():
     ends = {}
     for size in (None, 30):
         run = Run(Monitor(), torch.Generator().manual_seed(0), np.random.RandomState(0))
-        problem = GPProblem(compile_kernel(kernel(), 2), X, y[:, None])
+        problem = GPProblem(compile_kernel(kernel(), 2), Rows.of(X, y[:, None]))
         ends[size] = exact_start(problem, run, max_iter=100, subset_size=size)
         stages = list(dict.fromkeys(step.stage for step in run.monitor.steps))
         assert stages == (["start"] if size is None else ["30", "start"])

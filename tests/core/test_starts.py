@@ -19,7 +19,7 @@ from skscalablegp.core._signal import simple_signals
 from skscalablegp.core._starts import Layout, _Search
 from skscalablegp.core.training import Budget, Monitor
 from skscalablegp.kernels import Columns, compile_kernel
-from skscalablegp.linalg.gradients import GPProblem, exact_marginal_likelihood
+from skscalablegp.linalg.gradients import GPProblem, Rows, exact_marginal_likelihood
 
 
 def wide(n=500, d=30, seed=0):
@@ -34,7 +34,7 @@ def problem_of(X, y, kernel=None):
     y = (y - y.mean()) / y.std()
     compiled = compile_kernel(data_scaled_kernel(X, y) if kernel is None else kernel, X.shape[1])
     zeros = torch.zeros(len(X), dtype=torch.float64)
-    return GPProblem(compiled, torch.tensor(X), torch.tensor(y[:, None]), zeros)
+    return GPProblem(compiled, Rows.of(torch.tensor(X), torch.tensor(y[:, None]), zeros))
 
 
 def run(max_seconds=None, seed=0):

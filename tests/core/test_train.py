@@ -27,7 +27,7 @@ from skscalablegp.gradients import (
     StandardGradient,
 )
 from skscalablegp.kernels import compile_kernel
-from skscalablegp.linalg.gradients import GPProblem
+from skscalablegp.linalg.gradients import GPProblem, Rows
 from skscalablegp.solvers import CG, End
 from skscalablegp.training import LBFGS, Adam, QuasiNewton
 
@@ -38,7 +38,7 @@ PEAK = np.array([0.5, -1.0, 0.3, -2.0])
 def problem(n=40):
     X = normal(n, 2)
     Y = torch.sin(2 * X[:, :1]) + 0.2 * normal(n, 1, seed=1)
-    return GPProblem(compile_kernel(KERNEL, 2), X, Y)
+    return GPProblem(compile_kernel(KERNEL, 2), Rows.of(X, Y))
 
 
 class Hill(GradientEstimator):

@@ -1,5 +1,7 @@
 """Tables with hardly more rows than columns: what their rows can tell, and no more."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -13,7 +15,7 @@ from skscalablegp.core import Run, data_scaled_kernel
 from skscalablegp.core._wide import _Trials, is_wide, wide_start
 from skscalablegp.core.training import Adam, Budget, Monitor, QuasiNewton, train
 from skscalablegp.kernels import compile_kernel
-from skscalablegp.linalg.gradients import ExactGradient, GPProblem, fisher_information
+from skscalablegp.linalg.gradients import ExactGradient, GPProblem, Rows, fisher_information
 from skscalablegp.priors import LogNormal
 
 
@@ -36,7 +38,7 @@ def problem_of(X, y, priors=None):
     y = (y - y.mean()) / y.std()
     kernel = compile_kernel(data_scaled_kernel(X, y), X.shape[1], priors=priors)
     zeros = torch.zeros(len(X), dtype=torch.float64)
-    return GPProblem(kernel, torch.tensor(X), torch.tensor(y[:, None]), zeros)
+    return GPProblem(kernel, Rows.of(torch.tensor(X), torch.tensor(y[:, None]), zeros))
 
 
 def run(max_seconds=None):
@@ -139,7 +141,7 @@ def test_tied_hyperparameters_move_together_to_their_optimum(optimizer):
     theta = problem.kernel.theta0.numpy() + [0.0, 0.0, 1.1, 1.2, 1.3, 1.4, 0.0]
     generator = torch.Generator().manual_seed(0)
     result = train(
-        GPProblem(problem.kernel, problem.X, problem.Y, problem.extra_noise, tied=tied),
+        replace(problem, tied=tied),
         ExactGradient(),
         optimizer,
         theta,

@@ -113,8 +113,8 @@ MUTANTS = [
     (
         "counts of merged rows do not reach the process of the first layer",
         "exact_problem",
-        "repeats = Repeats(source.weights(slice(None)).to(X), torch.zeros_like(noise))",
-        "repeats = None",
+        "Rows.of(X, Y, noise, source.weights(slice(None)))",
+        "Rows.of(X, Y, noise)",
         "tests/models/deep/test_dkl.py -k counts_merged",
     ),
 ]

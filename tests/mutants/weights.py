@@ -43,8 +43,8 @@ MUTANTS = [
     (
         "steps take counts of the table for weights of a batch",
         "SparseStepper._batch_sums",
-        "replace(repeats, counts=weights.to(extra))",
-        "replace(repeats, counts=repeats.counts * (len(self.rows) / len(batch)))",
+        "replace(rows, weight=weights.to(rows.noise))",
+        "replace(rows, weight=rows.weight * (len(self.rows) / len(batch)))",
         f"{BEFORE} -k steps_of",
         True,
     ),
@@ -86,8 +86,8 @@ MUTANTS = [
         "chosen, drawn = rows.drawn(_POWER_ROWS, generator)",
         (
             "chosen = torch.randperm(len(rows), "
-            "generator=generator)[:_POWER_ROWS].sort().values.numpy(); drawn = None if "
-            "rows.repeats is None else rows.repeats.counts.cpu().double()[chosen]"
+            "generator=generator)[:_POWER_ROWS].sort().values.numpy(); "
+            "drawn = rows.weight.cpu().double()[chosen]"
         ),
         f"{BEFORE} -k probabilities",
         True,
@@ -126,17 +126,17 @@ MUTANTS = [
     ),
     (
         "differences within groups do not count",
-        "Repeats.log_density",
-        "t * ((k - 1) * (2 * math.pi * v).log() + k.log()) + self.within / v",
-        "t * ((k - 1) * (2 * math.pi * v).log() + k.log())",
+        "Rows.log_density",
+        "self.Y.shape[1] * of_noise + self.scatter / v",
+        "self.Y.shape[1] * of_noise",
         f"{ORACLES} -k exact_likelihood",
         True,
     ),
     (
         "the mean of k rows has the density of one row",
-        "Repeats.log_density",
-        "((k - 1) * (2 * math.pi * v).log() + k.log())",
-        "((k - 1) * (2 * math.pi * v).log())",
+        "Rows.log_density",
+        "(k - 1) * (2 * math.pi * v).log() + k.log()",
+        "(k - 1) * (2 * math.pi * v).log()",
         f"{ORACLES} -k exact_likelihood",
         True,
     ),
@@ -180,23 +180,23 @@ MUTANTS = [
     (
         "random rows have all pairs of the table",
         "GPProblem.random_part",
-        "part.repeats.thinned(len(idx) / len(self.X))",
-        "part.repeats",
+        "share * self.pair_weight",
+        "self.pair_weight",
         f"{ORACLES} -k random_part",
         True,
     ),
     (
         "the Fisher information of random rows has all their pairs",
         "_of_repeats",
-        "part.repeats.share * (part.repeats.counts - 1).clamp_min(0)",
-        "(part.repeats.counts - 1).clamp_min(0)",
+        "part.pair_weight * (part.rows.weight - 1).clamp_min(0)",
+        "(part.rows.weight - 1).clamp_min(0)",
         f"{ORACLES} -k random_part",
     ),
     (
         "experts forget it",
         "ExpertTable.problem",
-        "GPProblem(self.kernel, tensor(self.X), tensor(self.Y), noise, repeats=repeats)",
-        "GPProblem(self.kernel, tensor(self.X), tensor(self.Y), noise)",
+        "Rows(*tensors)",
+        "Rows.of(*list(tensors)[:3])",
         f"{ORACLES} -k experts",
     ),
     (
@@ -209,8 +209,8 @@ MUTANTS = [
     ),
     (
         "the bound with all points forgets the counts",
-        "Repeats.noise",
-        "single / self.counts",
+        "Rows.noise_of_means",
+        "single / self.weight",
         "single",
         f"{CONTRACT} -k all_points",
     ),
@@ -295,9 +295,9 @@ MUTANTS = [
     ),
     (
         "few rows of a grid have the noise of single rows",
-        "FewRows.noise",
-        "self.repeats.noise(self.known + white)",
-        "self.known + white",
+        "few_rows_gradient",
+        "H.diagonal().add_(rows.noise_of_means(v))",
+        "H.diagonal().add_(v)",
         f"{ORACLES} -k grid_sums",
         True,
     ),
@@ -319,14 +319,14 @@ MUTANTS = [
     (
         "a grid's network counts merged rows once",
         "_squared_error",
-        "(repeats.counts[:, None] * squares).mean() / repeats.counts.mean()",
+        "(rows.weight[:, None] * squares).mean() / rows.weight.mean()",
         "squares.mean()",
         f"{ORACLES} -k network",
     ),
     (
         "batches of a grid's network forget what means leave out",
         "_negative_likelihood",
-        "value = value - repeats.log_density(D, Y.shape[1]).sum() / len(Z)",
+        "value = value - rows.log_density(D).sum() / len(Z)",
         "pass",
         f"{ORACLES} -k network",
     ),
@@ -450,7 +450,7 @@ MUTANTS = [
     (
         "the evidence of a machine forgets what means leave out",
         "whole_model",
-        "evidence -= 2 * float(repeats.log_density(torch.full_like(own, noise), Y.shape[1]).sum())",
+        "evidence -= 2 * float(rows.log_density(torch.full_like(own, noise)).sum())",
         "pass",
         "tests/models/sampled/test_weights.py -k machine",
     ),

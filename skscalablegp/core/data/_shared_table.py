@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ...kernels import TorchKernel
 from ...linalg.blocks import watched
-from ...linalg.gradients import GPProblem
+from ...linalg.gradients import GPProblem, Rows
 from ...ranks import Parts
 from ._rows import limit_rows
 from ._table import Table, rows_beyond_limits
@@ -140,7 +140,7 @@ class SharedTable(Table):
             AbsentTensor.of(n, columns, dtype=dtype, device=device)
             for columns in (self.X.shape[1], t)
         )
-        return SharedProblem(kernel, X, Y, keep=keep, parts=parts, table=self)
+        return SharedProblem(kernel, Rows.of(X, Y), keep=keep, parts=parts, table=self)
 
     def check_separable(self, kernel: TorchKernel) -> None:
         """As in the base class, for equal rows of the same rank."""

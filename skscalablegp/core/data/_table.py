@@ -14,7 +14,7 @@ import torch
 from ..._devices import precise_device
 from ..._validation import check_duplicates, check_noise_variance
 from ...kernels import ObjectRows, TorchKernel
-from ...linalg.gradients import GPProblem, Repeats
+from ...linalg.gradients import GPProblem, Rows
 from ._merging import Merged
 from ._rows import (
     MOVED,
@@ -44,7 +44,7 @@ class Table:
     origin : ndarray of shape (d,) or 0
         The point from which tensors of rows are measured.
     counts, within : ndarray of shape (n,)
-        What rows stand for that have been merged, as in `Repeats`; y are then the means of their
+        What rows stand for that have been merged, as in `Rows`; y are then the means of their
         targets. By default every row stands for itself.
     """
 
@@ -209,16 +209,10 @@ class Table:
         def tensor(a: np.ndarray) -> torch.Tensor:
             return torch.tensor(np.ascontiguousarray(a), dtype=dtype, device=there)
 
-        targets = tensor(self.targets)
-        return GPProblem(
-            kernel,
-            tensor(self.X - self.origin) if kernel.vectors else ObjectRows.of(self.X).to(targets),
-            targets,
-            tensor(self.noise),
-            keep=keep,
-            repeats=Repeats(tensor(self.counts), tensor(self.within)),
-            products_on=None if there == device else device,
-        )
+        known = tuple(map(tensor, (self.targets, self.noise, self.counts, self.within)))
+        X = tensor(self.X - self.origin) if kernel.vectors else ObjectRows.of(self.X).to(known[0])
+        on = None if there == device else device
+        return GPProblem(kernel, Rows(X, *known), keep=keep, products_on=on)
 
     def check_separable(self, kernel: TorchKernel) -> None:
         """Raise a ValueError for equal rows without noise, except under unknown kernels."""

@@ -10,7 +10,7 @@ from ._marginal_likelihood import (
     log_density,
 )
 from ._problem import GPProblem
-from ._repeats import Repeats
 from ._resolve import resolve_gradient
+from ._rows import Rows
 from ._sets import sets_marginal_likelihood
 from ._truncated import TruncatedGradient

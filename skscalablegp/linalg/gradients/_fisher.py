@@ -87,5 +87,5 @@ def _of_repeats(
             for step in directions * _STEP
         ]
     )
-    more = part.repeats.share * (part.repeats.counts - 1).clamp_min(0)
+    more = part.pair_weight * (part.rows.weight - 1).clamp_min(0)
     return (slopes * more) @ slopes.mT

@@ -62,7 +62,7 @@ def exact_marginal_likelihood(
     r"""log p(Y) = -1/2 tr(Y' H^-1 Y) - t/2 log|H| - n t/2 log(2 pi), by Cholesky.
 
     The gradient is 1/2 sum_ij W_ij dH_ij with W = V V' - t H^-1 and V = H^-1 Y (Rasmussen and
-    Williams 2006, equations 2.30 and 5.9). Merged rows add what `Repeats` says.
+    Williams 2006, equations 2.30 and 5.9). Merged rows add what `Rows` says.
 
     Parameters
     ----------

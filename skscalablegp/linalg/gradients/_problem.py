@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ...kernels import TorchKernel
 from ..operators import KernelOperator, Workspace, kernel_operator, slope
-from ._repeats import Repeats
+from ._rows import Rows
 
 
 @dataclass(frozen=True)
@@ -24,12 +24,8 @@ class GPProblem:
     ----------
     kernel : TorchKernel
         The compiled kernel.
-    X : Tensor of shape (n, d)
-        Rows; their dtype and device are those of all products.
-    Y : Tensor of shape (n, t)
-        Targets in the units of the model, after any centring and scaling.
-    extra_noise : Tensor of shape (n,) or None
-        Known noise variances in the units of Y squared, those of single rows.
+    rows : Rows
+        The samples, in the units of the model; their dtype and device are those of all products.
     keep : bool
         Whether operators store H rather than evaluate tiles at each product.
     workspace : Workspace
@@ -39,12 +35,11 @@ class GPProblem:
     products_on : torch.device or None
         A device without double precision that computes products in single precision; the tensors
         are then on the CPU.
-    repeats : Repeats
-        What rows stand for that have been merged, of which Y are the means; by default each stands
-        for itself.
     prior_weight : float
         Weight of the log prior in training. On rows that stand for a larger table it is their share
         of the table, so that prior and likelihood have the same proportions as on all rows.
+    pair_weight : float
+        Weight of what merged rows add to the likelihood of their means, as in `random_part`.
     tied : ndarray of shape (p,) or None
         Numbers, from 0, of the groups of hyperparameters that training moves together: the
         differences of their logarithms remain. None moves each by itself.
@@ -54,21 +49,24 @@ class GPProblem:
     has_rows: ClassVar[bool] = True
 
     kernel: TorchKernel
-    X: Float[Tensor, "n d"]
-    Y: Float[Tensor, "n t"]
-    extra_noise: Float[Tensor, " n"] | None = None
+    rows: Rows
     keep: bool = True
     workspace: Workspace = field(default_factory=Workspace, repr=False)
     prior_weight: float = 1.0
     products: str = "tiles"
-    repeats: Repeats = None  # type: ignore[assignment]
+    pair_weight: float = 1.0
     products_on: torch.device | None = None
     tied: np.ndarray | None = None
 
-    def __post_init__(self) -> None:
-        if self.repeats is None:
-            own = Repeats.none(len(self.Y), self.Y.dtype, self.Y.device)
-            object.__setattr__(self, "repeats", own)
+    @property
+    def X(self) -> Float[Tensor, "n d"]:
+        """The inputs."""
+        return self.rows.X
+
+    @property
+    def Y(self) -> Float[Tensor, "n t"]:
+        """The targets."""
+        return self.rows.Y
 
     def operator(self, theta: Float[Tensor, " p"]) -> KernelOperator:
         """H at these hyperparameters; it replaces the problem's former operators."""
@@ -76,11 +74,11 @@ class GPProblem:
             self.kernel,
             theta,
             self.X,
-            self.extra_noise,
+            self.rows.noise,
             keep=self.keep,
             workspace=self.workspace,
             products=self.products,
-            counts=self.repeats.counts,
+            counts=self.rows.weight,
             products_on=self.products_on,
         )
 
@@ -106,27 +104,30 @@ class GPProblem:
         self, theta: Float[Tensor, " p"], rows: Tensor | slice = slice(None)
     ) -> Float[Tensor, " m"]:
         """Noise variances of single observations at some rows; differentiable in theta."""
-        noise = self.kernel.noise(theta, self.X[rows])
-        return noise if self.extra_noise is None else noise + self.extra_noise[rows]
+        some = self.rows.take(rows)
+        return self.kernel.noise(theta, some.X) + some.noise
 
     def noise(
         self, theta: Float[Tensor, " p"], rows: Tensor | slice = slice(None)
     ) -> Float[Tensor, " m"]:
         """Noise variances of Y at some rows, which are means if rows have been merged."""
-        return self.repeats[rows].noise(self.row_noise(theta, rows))
+        some = self.rows.take(rows)
+        return some.noise_of_means(self.kernel.noise(theta, some.X) + some.noise)
 
     def repeated_at(
         self, theta: Float[Tensor, " p"], rows: Tensor | slice = slice(None)
     ) -> Float[Tensor, " m"]:
         """What each of some rows adds to the log likelihood if rows have been merged."""
-        return self.repeats[rows].log_density(self.row_noise(theta, rows), self.Y.shape[1])
+        some = self.rows.take(rows)
+        single = self.kernel.noise(theta, some.X) + some.noise
+        return self.pair_weight * some.log_density(single)
 
     def repeated(
         self, theta: Float[Tensor, " p"], eval_gradient: bool = True
     ) -> tuple[float, Float[Tensor, " p"]]:
         """What merged rows add to the log likelihood of their means, and its gradient; O(n)."""
         at = theta.detach().double().cpu()
-        if not self.repeats.merged:  # Beside few rows two passes through noise take long.
+        if not self.rows.merged:  # Beside few rows two passes through noise take long.
             return 0.0, torch.zeros_like(at)
         with torch.set_grad_enabled(eval_gradient):
             at = at.clone().requires_grad_(eval_gradient)
@@ -136,17 +137,9 @@ class GPProblem:
 
     def subset(self, idx: Int[Tensor, " b"]) -> GPProblem:
         """The same regression on a subset of the rows, which stands for all of them."""
-        noise = None if self.extra_noise is None else self.extra_noise[idx]
         weight = self.prior_weight * len(idx) / len(self.X)
-        return replace(
-            self,
-            X=self.X[idx],
-            Y=self.Y[idx],
-            extra_noise=noise,
-            workspace=Workspace(),
-            prior_weight=weight,
-            repeats=self.repeats[idx],
-        )
+        rows = self.rows.take(idx)
+        return replace(self, rows=rows, workspace=Workspace(), prior_weight=weight)
 
     def random_part(self, idx: Int[Tensor, " b"]) -> GPProblem:
         """The same regression on random rows of the table.
@@ -156,7 +149,8 @@ class GPProblem:
         reduce the noise to nothing, because so few rows tell noise from fine structure badly.
         """
         part = self.subset(idx)
-        return replace(part, repeats=part.repeats.thinned(len(idx) / len(self.X)))
+        share = len(idx) / len(self.X)
+        return replace(part, pair_weight=share * self.pair_weight)
 
     def log_prior(self, theta: np.ndarray) -> tuple[float, np.ndarray]:
         """The weighted log density of theta under the kernel's priors, and its gradient."""
@@ -165,12 +159,4 @@ class GPProblem:
 
     def to(self, dtype: torch.dtype) -> GPProblem:
         """The same regression in another precision."""
-        noise = None if self.extra_noise is None else self.extra_noise.to(dtype)
-        return replace(
-            self,
-            X=self.X.to(dtype),
-            Y=self.Y.to(dtype),
-            extra_noise=noise,
-            workspace=Workspace(),
-            repeats=self.repeats.to(dtype),
-        )
+        return replace(self, rows=self.rows.to(dtype), workspace=Workspace())

@@ -22,7 +22,7 @@ from ...core import (
 )
 from ...core.data import RowSource, rows_before_merging, whole_groups, with_equal_inputs
 from ...kernels import compile_kernel
-from ...linalg.gradients import GPProblem, Repeats
+from ...linalg.gradients import GPProblem, Rows
 from ._plan import DeepPlan
 from ._stepper import TrainingRows
 
@@ -43,9 +43,9 @@ def noise_of(source: RowSource) -> np.ndarray:
 def exact_problem(kernel: Kernel, source: RowSource) -> GPProblem:
     """The exact process of rows in the model's units."""
     X, Y = source.rows(slice(None))
-    noise = torch.as_tensor(noise_of(source)).to(X)
-    repeats = Repeats(source.weights(slice(None)).to(X), torch.zeros_like(noise))
-    return GPProblem(compile_kernel(kernel, X.shape[1]), X, Y, noise, repeats=repeats)
+    noise = torch.as_tensor(noise_of(source))
+    rows = Rows.of(X, Y, noise, source.weights(slice(None)))
+    return GPProblem(compile_kernel(kernel, X.shape[1]), rows)
 
 
 def known_noise_of(source: RowSource | SharedSource, rows: np.ndarray) -> np.ndarray:

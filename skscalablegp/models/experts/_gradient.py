@@ -18,7 +18,7 @@ from ...linalg.gradients import (
     GPProblem,
     GradientEstimate,
     GradientEstimator,
-    Repeats,
+    Rows,
     exact_marginal_likelihood,
 )
 from ...linalg.parallel import Helpers, run
@@ -34,40 +34,26 @@ class ExpertTable:
     Attributes
     ----------
     kernel : TorchKernel
-    X : ndarray of shape (b, d)
-    Y : ndarray of shape (b, t)
-    noise : ndarray of shape (b,) or None
-        Known noise variances.
-    repeats : ndarray of shape (2, b)
-        What merged rows stand for: `counts` and `within` of `Repeats`.
+    rows : tuple of ndarray
+        The arrays of `Rows`.
     device : str
     """
 
     kernel: TorchKernel
-    X: np.ndarray
-    Y: np.ndarray
-    noise: np.ndarray | None
-    repeats: np.ndarray
+    rows: tuple[np.ndarray, ...]
     device: str
 
     @classmethod
     def of(cls, problem: GPProblem, rows: np.ndarray) -> ExpertTable:
         """Some rows of a problem."""
-        part = problem.subset(torch.as_tensor(rows, device=problem.X.device))
-        noise = None if part.extra_noise is None else part.extra_noise.cpu().numpy()
-        X, Y = part.X.cpu().numpy(), part.Y.cpu().numpy()
-        repeats = torch.stack([part.repeats.counts, part.repeats.within]).cpu().numpy()
-        return cls(problem.kernel, X, Y, noise, repeats, str(problem.X.device))
+        part = problem.rows.take(torch.as_tensor(rows, device=problem.X.device))
+        arrays = tuple(tensor.cpu().numpy() for tensor in vars(part).values())
+        return cls(problem.kernel, arrays, str(problem.X.device))
 
     def problem(self) -> GPProblem:
         """The part as tensors."""
-
-        def tensor(a: np.ndarray) -> Tensor:
-            return torch.tensor(a, device=self.device)
-
-        noise = None if self.noise is None else tensor(self.noise)
-        repeats = Repeats(*map(tensor, self.repeats))
-        return GPProblem(self.kernel, tensor(self.X), tensor(self.Y), noise, repeats=repeats)
+        tensors = (torch.tensor(array, device=self.device) for array in self.rows)
+        return GPProblem(self.kernel, Rows(*tensors))
 
 
 class ExpertsGradient(GradientEstimator):
@@ -135,7 +121,7 @@ class Experts:
         tables = [self.tables[k] for k in numbers.tolist()]
         pairs = list(zip(tables, thetas.numpy(), strict=True))
         # A large expert gets all cores, and its factorisation can be interrupted.
-        if max((len(table.X) for table in tables), default=0) > _LARGE:
+        if max((len(table.rows[0]) for table in tables), default=0) > _LARGE:
             return [function(*pair) for pair in pairs]
         return run([partial(function, *pair) for pair in pairs], self.device)
 

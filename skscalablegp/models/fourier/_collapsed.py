@@ -107,7 +107,7 @@ def collapsed_marginal_likelihood(
 
     With A = I + phi' D^-1 phi, log|H| = log|A| + log|D| and
     y' H^-1 y = y' D^-1 y - b' A^-1 b, b = phi' D^-1 y. Everything is float64. Merged rows add what
-    `Repeats` says to the value and its gradient.
+    `Rows` says to the value and its gradient.
 
     Parameters
     ----------

@@ -260,6 +260,4 @@ def _known_noise(problem: GPProblem) -> tuple[float, float] | None:
     """The least and the largest known noise variance of some rows; None without rows."""
     if not len(problem.X):
         return None
-    if problem.extra_noise is None:
-        return 0.0, 0.0
-    return float(problem.extra_noise.min()), float(problem.extra_noise.max())
+    return float(problem.rows.noise.min()), float(problem.rows.noise.max())

@@ -125,7 +125,8 @@ def grid_moments(
     weights : ndarray of shape (n,), default=1
         c_i.
     counts, within : ndarray of shape (n,), default=1 and 0
-        What merged rows stand for, as in `Repeats`. The moments are those of all these rows.
+        What merged rows stand for, as `weight` and `scatter` of `Rows`. The moments are those of
+        all these rows.
 
     Notes
     -----

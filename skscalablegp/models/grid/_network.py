@@ -26,7 +26,7 @@ from ...features import (
     weigh_inputs,
 )
 from ...kernels import compile_kernel
-from ...linalg.gradients import GPProblem, Repeats
+from ...linalg.gradients import GPProblem, Rows
 
 # Steps of Adam on squared errors, then on the marginal likelihood of batches.
 _STEPS = (2000, 600)
@@ -164,11 +164,8 @@ class NetworkTraining:
         self.network = LimitedNetwork(network, *limits)
         unit = max(float(np.square(Y).mean()) ** 0.5, 1e-300)
         self._generator = torch.Generator().manual_seed(int(run.random_state.randint(2**31 - 1)))
-        self._X = torch.from_numpy((X - self._x_mean) / self._x_scale).float()
-        self._Y = torch.from_numpy(Y / unit).float()
-        one = self._X.new_ones(len(X), dtype=torch.float64)
-        repeats = Repeats(one * torch.as_tensor(counts), one * torch.as_tensor(within / unit**2))
-        self._repeats = repeats.to(torch.float32)
+        scaled = torch.from_numpy((X - self._x_mean) / self._x_scale), torch.from_numpy(Y / unit)
+        self._rows = Rows.of(*scaled, 0.0, counts, within / unit**2).to(torch.float32)
         self.params = network.initial(self._generator)
         rows = None
         if has_first_layer(network):
@@ -184,10 +181,9 @@ class NetworkTraining:
 
     def _exact_problem(self, rows: Tensor) -> GPProblem:
         """The exact process of some rows, with the default kernel."""
-        X, Y = self._X[rows].double(), self._Y[rows].double()
-        kernel = compile_kernel(data_scaled_kernel(X.numpy(), Y.numpy()), X.shape[1])
-        repeats = self._repeats[rows].to(torch.float64)
-        return GPProblem(kernel, X, Y, torch.zeros(len(X), dtype=X.dtype), repeats=repeats)
+        some = self._rows.take(rows).to(torch.float64)
+        kernel = data_scaled_kernel(some.X.numpy(), some.Y.numpy())
+        return GPProblem(compile_kernel(kernel, some.X.shape[1]), some)
 
     @property
     def trained(self) -> list[Tensor]:
@@ -207,7 +203,7 @@ class NetworkTraining:
                 max_steps=n_steps,
                 check_every=max(1, n_steps // _SCORES),
                 monitor=run.monitor,
-                epochs_per_step=min(1.0, _BATCH_ROWS / len(self._X)),
+                epochs_per_step=min(1.0, _BATCH_ROWS / len(self._rows)),
                 keep_best=False,
             )
             done += result.n_steps
@@ -221,26 +217,27 @@ class NetworkTraining:
     def features(self) -> GridFeatures:
         """The features of the current network, standardised over the rows."""
         with torch.no_grad():
-            raw = self.network(self.params, self._X)
+            raw = self.network(self.params, self._rows.X)
             centre, spread = (part.double().numpy() for part in (raw.mean(0), _spread(raw)))
         weights = network_to_numpy(self.params)
         return GridFeatures(self.network, weights, self._x_mean, self._x_scale, centre, spread)
 
     def loss(self, phase: int, rows: Tensor | slice) -> Tensor:
-        raw = self.network(self.params, self._X[rows])
+        some = self._rows.take(rows)
+        raw = self.network(self.params, some.X)
         Z = torch.tanh(_SQUASH * (raw - raw.mean(0)) / _spread(raw))
         objective = (_squared_error, _negative_likelihood)[phase]
-        return objective(Z, self._Y[rows], self._others[phase], self._repeats[rows])
+        return objective(Z, self._others[phase], some)
 
     def draw(self) -> Tensor | slice:
         """The rows of a step."""
-        if len(self._X) <= _BATCH_ROWS:
+        if len(self._rows) <= _BATCH_ROWS:
             return slice(None)
-        return torch.randint(len(self._X), (_BATCH_ROWS,), generator=self._generator)
+        return torch.randint(len(self._rows), (_BATCH_ROWS,), generator=self._generator)
 
     def some(self) -> slice:
         """The rows of all scores."""
-        step = max(1, len(self._X) // _BATCH_ROWS)
+        step = max(1, len(self._rows) // _BATCH_ROWS)
         return slice(0, step * _BATCH_ROWS, step)
 
 
@@ -291,20 +288,20 @@ def _spread(raw: Tensor) -> Tensor:
     return raw.std(0, correction=0) + 1e-6
 
 
-def _squared_error(Z: Tensor, Y: Tensor, head: Tensor, repeats: Repeats) -> Tensor:
+def _squared_error(Z: Tensor, head: Tensor, rows: Rows) -> Tensor:
     # Features have a standard deviation of about a half, and targets of about one.
-    squares = (3 * Z @ head[:-1] + head[-1] - Y).square()
-    return (repeats.counts[:, None] * squares).mean() / repeats.counts.mean()
+    squares = (3 * Z @ head[:-1] + head[-1] - rows.Y).square()
+    return (rows.weight[:, None] * squares).mean() / rows.weight.mean()
 
 
-def _negative_likelihood(Z: Tensor, Y: Tensor, hyper: Tensor, repeats: Repeats) -> Tensor:
+def _negative_likelihood(Z: Tensor, hyper: Tensor, rows: Rows) -> Tensor:
     signal, scale, noise = hyper.exp()
     D = (noise + 1e-3).expand(len(Z))
     squared = (Z[:, None, :] - Z[None, :, :]).square().sum(2)
     H = signal * torch.exp(-0.5 * squared / (SHORTEST_FEATURE_LENGTH + scale).square())
-    H = H + torch.diag(repeats.noise(D))
+    H = H + torch.diag(rows.noise_of_means(D))
     L, failed = torch.linalg.cholesky_ex(H)
-    white = torch.linalg.solve_triangular(L, Y, upper=False)
-    value = (0.5 * white.square().sum() + Y.shape[1] * L.diagonal().log().sum()) / len(Z)
-    value = value - repeats.log_density(D, Y.shape[1]).sum() / len(Z)
+    white = torch.linalg.solve_triangular(L, rows.Y, upper=False)
+    value = (0.5 * white.square().sum() + rows.Y.shape[1] * L.diagonal().log().sum()) / len(Z)
+    value = value - rows.log_density(D).sum() / len(Z)
     return value * float("nan") if failed else value

@@ -17,7 +17,7 @@ from torch import Tensor
 from ...core.data import Table
 from ...core.training import Budget
 from ...linalg.blocks import look_up
-from ...linalg.gradients import GPProblem, GradientEstimate, GradientEstimator, Repeats
+from ...linalg.gradients import GPProblem, GradientEstimate, GradientEstimator, Rows
 from ...linalg.solvers import cholesky_with_jitter
 from ._grid import Grid
 from ._grid_kernel import SMALLEST_NOISE, GridFactor, GridKernel, quadratic_form
@@ -271,18 +271,12 @@ class FewRows:
     ----------
     weights : Tensor of shape (m, n)
         W', the interpolation weights of each row.
-    Y : Tensor of shape (n, t)
-        Targets.
-    known : Tensor of shape (n,)
-        Known noise variances, those of single rows.
-    repeats : Repeats
-        What rows stand for that have been merged.
+    rows : Rows
+        Their inputs have no columns.
     """
 
     weights: Float[Tensor, "m n"]
-    Y: Float[Tensor, "n t"]
-    known: Float[Tensor, " n"]
-    repeats: Repeats
+    rows: Rows
 
     @classmethod
     def of(
@@ -296,32 +290,20 @@ class FewRows:
         within: np.ndarray | float = 0.0,
     ) -> FewRows:
         weights = torch.from_numpy(grid.interpolate(X).toarray()).T.contiguous()
-        arrays = Y, known, *(np.full(len(X), part) for part in (counts, within))
-        parts = weights, *(torch.from_numpy(array).double() for array in arrays)
-        W, Y, known, *more = (part.to(device, non_blocking=True) for part in parts)
-        return cls(W, Y, known, Repeats(*more))
-
-    def noise(self, white: float) -> Float[Tensor, " n"]:
-        """The noise variances of Y."""
-        return self.repeats.noise(self.known + white)
-
-    def left_out(self, white: float) -> tuple[float, float]:
-        """What Y leave out of the likelihood of all rows, and its slope in the noise variance."""
-        v, t = self.known + white, self.Y.shape[1]
-        k, within = self.repeats.counts, self.repeats.within
-        slope = 0.5 * (within / v - t * (k - 1)) / v
-        return float(self.repeats.log_density(v, t).sum()), float(slope.sum())
+        nothing, targets = torch.empty(len(X), 0, dtype=torch.float64), torch.from_numpy(Y).double()
+        rows = Rows.of(nothing, targets, known, counts, within).to(torch.float64, device)
+        return cls(weights.to(device, torch.float64, non_blocking=True), rows)
 
 
 @dataclass(frozen=True, kw_only=True)
 class GridProblem(GPProblem):
-    """A regression that consists of moments on a grid; X and Y have no columns.
+    """A regression that consists of moments on a grid; its rows have no columns.
 
     Attributes
     ----------
     grid_kernel : GridKernel
         The prior.
-    rows : SummedRows
+    summed : SummedRows
         The moments.
     probes : RowProbes or None
         Random vectors over the rows, for ``solver="cg"``.
@@ -334,7 +316,7 @@ class GridProblem(GPProblem):
     has_rows = False
 
     grid_kernel: GridKernel
-    rows: SummedRows = field(repr=False)
+    summed: SummedRows = field(repr=False)
     probes: Any = field(default=None, repr=False)
     few: FewRows | None = field(default=None, repr=False)
     sent: dict[str, SentMoments] = field(default_factory=dict, repr=False)
@@ -343,14 +325,14 @@ class GridProblem(GPProblem):
     def make(
         cls,
         grid_kernel: GridKernel,
-        rows: SummedRows,
+        summed: SummedRows,
         n: int,
         probes: Any = None,
         few: FewRows | None = None,
     ) -> GridProblem:
         nothing, kernel = torch.empty(n, 0, dtype=torch.float64), grid_kernel.kernel
-        own = dict(grid_kernel=grid_kernel, rows=rows, probes=probes, few=few)
-        return cls(kernel, nothing, nothing, **own)
+        own = dict(grid_kernel=grid_kernel, summed=summed, probes=probes, few=few)
+        return cls(kernel, Rows.of(nothing, nothing), **own)
 
 
 def raised_noise(
@@ -360,8 +342,8 @@ def raised_noise(
     kernel = problem.grid_kernel
     with torch.no_grad():
         noise = float(kernel.noise(theta))
-        jitter = problem.rows.jitter(noise, float(kernel.prior(theta)))
-    moments = problem.rows.sent(noise + jitter, kernel.device, problem.sent)
+        jitter = problem.summed.jitter(noise, float(kernel.prior(theta)))
+    moments = problem.summed.sent(noise + jitter, kernel.device, problem.sent)
     return noise + jitter, jitter, moments
 
 
@@ -507,21 +489,22 @@ class GridGradient(GradientEstimator):
 
 def few_rows_gradient(problem: GridProblem, theta: Float[Tensor, " p"]) -> GradientEstimate:
     """The same likelihood and gradient by dense algebra over the rows; O(n^2 m + n m log m)."""
-    kernel, rows, theta = problem.grid_kernel, problem.few, theta.detach().double()
+    kernel, theta = problem.grid_kernel, theta.detach().double()
+    W, rows = problem.few.weights, problem.few.rows
     n, t = rows.Y.shape
     with torch.no_grad():
         noise = float(kernel.noise(theta))
-        jitter = problem.rows.jitter(noise, float(kernel.prior(theta)))
-        H = rows.weights.T @ kernel.matmul(theta, rows.weights)
+        jitter = problem.summed.jitter(noise, float(kernel.prior(theta)))
+        H = W.T @ kernel.matmul(theta, W)
         H = (H + H.T) / 2
-        D = rows.noise(noise + jitter)
-        H.diagonal().add_(D)
+        v = rows.noise + (noise + jitter)
+        H.diagonal().add_(rows.noise_of_means(v))
         L, _ = cholesky_with_jitter(H)
         alpha = torch.cholesky_solve(rows.Y, L)
         eye = torch.eye(n, dtype=L.dtype, device=L.device)
         root = torch.linalg.solve_triangular(L, eye, upper=False)
-        # The slopes of D in the noise of single rows.
-        share = 1 / rows.repeats.counts
+        # The slopes of the means' noise in that of single rows.
+        share = rows.noise_of_means(torch.ones_like(v))
         quadratic, half_log_det, squares, traced = torch.stack(
             [
                 (rows.Y * alpha).sum(),
@@ -530,13 +513,15 @@ def few_rows_gradient(problem: GridProblem, theta: Float[Tensor, " p"]) -> Gradi
                 (share * root.square()).sum(),
             ]
         ).tolist()
-        missing, slope = rows.left_out(noise + jitter)
+        # What means leave out of the likelihood of all rows.
+        missing = float(rows.log_density(v).sum())
+        slope = float((0.5 * (rows.scatter / v - t * (rows.weight - 1)) / v).sum())
         value = -0.5 * (quadratic + t * (2 * half_log_det + n * math.log(2 * math.pi))) + missing
         d_noise = 0.5 * (squares - t * traced) + slope
 
     def surrogate(columns: list) -> Tensor:
-        fit = quadratic_form(columns, kernel.grid, rows.weights @ alpha)
-        return 0.5 * (fit - t * quadratic_form(columns, kernel.grid, rows.weights @ root.T))
+        fit = quadratic_form(columns, kernel.grid, W @ alpha)
+        return 0.5 * (fit - t * quadratic_form(columns, kernel.grid, W @ root.T))
 
     grad = kernel.slope(theta, [surrogate], d_noise, raised=jitter > 0)
     return GradientEstimate(grad, value, None, jitter)

@@ -52,6 +52,7 @@ from ...features import (
     network_to_numpy,
 )
 from ...kernels import TorchKernel, compile_kernel, default_kernel
+from ...linalg.gradients import Rows
 from ._bound import WhitenedBelief
 from ._plan import MOST_POINTS, SparsePlan, plan_batches
 from ._posterior import InducingPosterior
@@ -74,7 +75,7 @@ _PASSES = 30
 _CLEARLY_BETTER = 0.1
 
 # A kernel, rows, targets, and a function from the kernel's theta to the model's.
-Start = tuple[TorchKernel, torch.Tensor, torch.Tensor, Callable[[torch.Tensor], torch.Tensor]]
+Start = tuple[TorchKernel, Rows, Callable[[torch.Tensor], torch.Tensor]]
 
 
 class _Regressed(NamedTuple):
@@ -160,7 +161,7 @@ class SparseMixin:
         points, given = int(plan.n_inducing.value), plan.settings.inducing
 
         def evaluate(m: int, some: int) -> None:
-            Z = rows.take(slice(0, m))[0]
+            Z = rows.take(slice(0, m)).X
             settings = replace(plan.settings, n_inducing=m, inducing=Z, batch_size=some)
             copies = [w.clone() for w in weights]
             timed = SparseTraining(model, rows, replace(plan, settings=settings), copies, 1.0)
@@ -300,7 +301,6 @@ class SparseMixin:
             return kernel.theta0, 0, End.CONVERGED
         size = rows_for(kernel.n_features, START_ROWS)
         rows = training.rows.start_part(size, run)
-        X, Y, *_ = rows
         if self.kernel is not None:
             if not (model.likelihood.conjugate and model.likelihood.additive):
                 return kernel.theta0, 0, End.CONVERGED
@@ -308,12 +308,12 @@ class SparseMixin:
             start = compared_start(some, StageSettings(self.optimizer, self.max_iter), run)
             return torch.as_tensor(start.theta), 0, End.CONVERGED
         steps = min(training.plan.settings.max_iter, START_STEPS)
-        starts = self._start_problems(model, X, Y, training.constant)
+        starts = self._start_problems(model, rows, training.constant)
         best, n_iter, ask = None, 0, asked_once()
         for start in starts:
             if best is not None and run.stopped:
                 break
-            regressed = self._regressed(start, rows, steps, training, run, ask)
+            regressed = self._regressed(start, steps, training, run, ask)
             n_iter += regressed.result.n_iter
             if best is None or regressed.explained > best.explained + _CLEARLY_BETTER:
                 best = regressed
@@ -328,17 +328,15 @@ class SparseMixin:
     def _regressed(
         self,
         start: Start,
-        rows: tuple[Any, ...],
         steps: int,
         training: SparseTraining,
         run: FitRun,
         ask: Any,
     ) -> _Regressed:
         """An exact regression on some rows."""
-        kernel, X, Y, to_theta = start
+        kernel, rows, to_theta = start
         run.preview = self._preview(training, to_theta, run)
-        problem = training.rows.problem(kernel, rows, Y)
-        problem = replace(problem, X=X).to(torch.float64)
+        problem = training.rows.problem(kernel, rows).to(torch.float64)
         chosen = chosen_start(problem, run, steps, ask)
         problem = replace(problem, tied=chosen.tied)
         result = exact_start(problem, run, max_iter=steps, theta=chosen.theta)
@@ -347,17 +345,18 @@ class SparseMixin:
         return _Regressed(to_theta(theta), result, explained, chosen.describe())
 
     def _start_problems(
-        self, model: SparseModel, X: torch.Tensor, Y: torch.Tensor, constant: torch.Tensor | None
+        self, model: SparseModel, rows: Rows, constant: torch.Tensor | None
     ) -> list[Start]:
         """Regressions on some rows, of which a later one has to explain clearly more."""
-        kernel, p, Y = model.kernel, model.kernel.n_params, model.likelihood.start_targets(Y)
+        kernel, p = model.kernel, model.kernel.n_params
+        Y = model.likelihood.start_targets(rows.Y)
         Y = Y if constant is None else Y - constant.to(Y)
         if not model.likelihood.additive:
             # A regression needs noise, which is the last of its parameters.
             noisy = with_default_noise(kernel.kernel, target_unit(Y.cpu().numpy()))
             priors = {f"k1__{name}": prior for name, prior in kernel.priors.items()}
             kernel = compile_kernel(noisy, kernel.n_features, priors=priors)
-        return [(kernel, X, Y, lambda theta: theta[:p])]
+        return [(kernel, replace(rows, Y=Y), lambda theta: theta[:p])]
 
     # ------------------------------------------------------------------ fitted state
 

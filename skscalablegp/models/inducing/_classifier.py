@@ -6,6 +6,7 @@ More than half of this file documents the parameters.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -30,6 +31,7 @@ from ...core.likelihoods import (
 )
 from ...core.posteriors import Affine
 from ...kernels import compile_kernel, default_kernel
+from ...linalg.gradients import Rows
 from ._base import SparseMixin, Start
 from ._plan import MOST_POINTS
 from ._stepper import SparseFit, SparseModel, SparseRows
@@ -368,7 +370,7 @@ class SVGPClassifier(SparseMixin, GPClassifierBase):
         some = SparseRows.of(rows.source.subset(chosen))
         mean, variance = left_out(model, some, fit, generator)
         mean, variance = mean.cpu(), variance.cpu()
-        codes = some.take(slice(None))[1].long().cpu()
+        codes = some.take(slice(None)).Y.long().cpu()
         draws = None if self.draws_ is None else torch.tensor(self.draws_)
         p = self.likelihood_.probabilities(mean, variance, model.n_outputs, draws)
         # Hyperparameters were trained with all rows, of which these are a part.
@@ -403,19 +405,20 @@ class SVGPClassifier(SparseMixin, GPClassifierBase):
         return run.priors
 
     def _start_problems(
-        self, model: SparseModel, X: torch.Tensor, Y: torch.Tensor, constant: torch.Tensor | None
+        self, model: SparseModel, rows: Rows, constant: torch.Tensor | None
     ) -> list[Start]:
         """Regressions on the labels, whose length scales are factors of the kernel's.
 
         One has a single factor, the other one for each column.
         """
         kernel = model.kernel
-        labels = torch.nn.functional.one_hot(Y[:, 0].long(), model.n_outputs).double()
+        labels = torch.nn.functional.one_hot(rows.Y[:, 0].long(), model.n_outputs).double()
         if model.n_outputs == 2:
             labels = labels[:, 1:]  # the other column is its negative
         labels = labels - labels.mean(0)
         labels = labels / labels.square().mean().sqrt().clamp_min(1e-12)
-        unit = torch.as_tensor(np.atleast_1d(kernel.kernel.k2.length_scale)).to(X)
+        unit = torch.as_tensor(np.atleast_1d(kernel.kernel.k2.length_scale)).to(rows.X)
+        rows = replace(rows, X=rows.X / unit, Y=labels)
 
         def to_theta(theta: torch.Tensor) -> torch.Tensor:
             ours, bounds = kernel.theta0, kernel.bounds
@@ -431,10 +434,7 @@ class SVGPClassifier(SparseMixin, GPClassifierBase):
             for factor in factors
         ]
         priors = {"k1__k2__length_scale": label_prior(math.sqrt(d))}
-        return [
-            (compile_kernel(one, d, priors=priors), X / unit, labels, to_theta)
-            for one in regressions
-        ]
+        return [(compile_kernel(one, d, priors=priors), rows, to_theta) for one in regressions]
 
     def _as_module(self) -> nn.Module:
         return _ClassModule(self)

@@ -16,7 +16,7 @@ from ...core.likelihoods import Gaussian
 from ...core.posteriors import without_own
 from ...kernels import TorchKernel
 from ...linalg.blocks import look_up
-from ...linalg.gradients import GPProblem, GradientEstimate, GradientEstimator
+from ...linalg.gradients import GPProblem, GradientEstimate, GradientEstimator, Rows
 from ._bound import (
     KernelValues,
     NaturalBelief,
@@ -31,9 +31,8 @@ BLOCK_ROWS = 2048
 # Factors of the ratio of noise and prior variance among which held-out rows choose.
 _RATIOS = tuple(10 ** (k / 8) for k in range(-16, 25))
 
-# A function that returns blocks of rows, targets (b, t) and known noise variances (b,), and, if the
-# rows have been merged, their `Repeats`.
-Blocks = Callable[[], Iterator[tuple[Any, ...]]]
+# A function that returns blocks of rows.
+Blocks = Callable[[], Iterator[Rows]]
 
 
 @runtime_checkable
@@ -68,14 +67,8 @@ class ProblemBlocks:
     problem: GPProblem
     size: int
 
-    def __call__(self) -> Iterator[tuple[Any, ...]]:
-        problem = self.problem
-        X, Y, extra = problem.X, problem.Y, problem.extra_noise
-        extra = X.new_zeros(len(X)) if extra is None else extra
-        # A rank without rows has one empty block.
-        for start in range(0, max(len(X), 1), self.size):
-            some = slice(start, start + self.size)
-            yield X[some], Y[some], extra[some], problem.repeats[some]
+    def __call__(self) -> Iterator[Rows]:
+        return self.problem.rows.blocks(self.size)
 
     def total(
         self, work: Callable[..., tuple[Tensor, ...]], *args: Any, tensors: Sequence[Tensor] = ()
@@ -172,10 +165,11 @@ def _moments(
     """
     P = torch.zeros(len(Z), len(Z), dtype=torch.float64, device=Z.device)
     shift, sums = None, torch.zeros(5, dtype=torch.float64, device=Z.device)
-    for X, Y, extra, repeats in blocks():
+    for rows in blocks():
         look_up()
-        single = kernel.noise(theta, X) + extra
-        noise = repeats.noise(single)
+        X, Y = rows.X, rows.Y
+        single = kernel.noise(theta, X) + rows.noise
+        noise = rows.noise_of_means(single)
         check_noise(noise)
         A = inverse.to(X) @ kernel.cross(theta, Z, X)
         scaled = A / noise
@@ -187,7 +181,7 @@ def _moments(
             noise.log().sum(dtype=torch.float64),
             (kernel.diag(theta, X) / noise).sum(dtype=torch.float64),
             sums.new_tensor(len(X)),
-            repeats.log_density(single, Y.shape[1]).sum(dtype=torch.float64).to(sums),
+            rows.log_density(single).sum(dtype=torch.float64).to(sums),
         )
         sums += torch.stack(found)
     return P, shift, sums
@@ -220,9 +214,10 @@ def _slopes(
     """The gradients in theta and Z of the negative bound, from k(Z, X) of some rows."""
     with torch.enable_grad():
         theta, Z = (leaf.clone().requires_grad_(True) for leaf in (theta, Z))
-        for X, Y, extra, repeats in blocks():
+        for rows in blocks():
             look_up()
-            noise = repeats.noise(kernel.noise(theta, X) + extra)
+            X = rows.X
+            noise = rows.noise_of_means(kernel.noise(theta, X) + rows.noise)
             K = KernelValues(None, kernel.cross(theta, Z, X), kernel.diag(theta, X), noise)
             with torch.no_grad():
                 # A rather than k(Z, Z)^-1, whose rounding errors grow with the condition number and
@@ -230,12 +225,12 @@ def _slopes(
                 A = inverse.to(X) @ K.cross
                 T = excess.to(X) @ A
                 mean, variance = A.T @ belief_mean.to(X), (K.diag + (A * T).sum(0))[:, None]
-                terms = Gaussian().expected(Y, mean, variance, K.noise)
+                terms = Gaussian().expected(rows.Y, mean, variance, K.noise)
                 cross = belief_mean.to(X) @ terms.d_mean.T
                 cross.addcmul_(T, terms.d_variance[:, 0], value=2)
                 cross = inverse.T.to(X) @ cross
             K.backward(KernelValues(None, cross, terms.d_variance[:, 0], terms.d_noise))
-            more = repeats.log_density(kernel.noise(theta, X) + extra, Y.shape[1])
+            more = rows.log_density(kernel.noise(theta, X) + rows.noise)
             if more.requires_grad:
                 (-more.sum()).backward()
     return _gradients(theta, Z)
@@ -280,11 +275,11 @@ def _products(
 ) -> tuple[Tensor, Tensor]:
     """A A' and A Y of some rows, without their noise."""
     P, shift = torch.zeros(len(Z), len(Z), dtype=torch.float64, device=Z.device), None
-    for X, Y, _, repeats in blocks():
-        A = inverse.to(X) @ kernel.cross(theta, Z, X)
-        weighted = A * repeats.counts
+    for rows in blocks():
+        A = inverse.to(rows.X) @ kernel.cross(theta, Z, rows.X)
+        weighted = A * rows.weight
         P += weighted @ A.T
-        part = (weighted @ Y).double()
+        part = (weighted @ rows.Y).double()
         shift = part if shift is None else shift + part
     return P, shift
 
@@ -295,7 +290,7 @@ def left_out_scales(
     theta: Float[Tensor, " p"],
     Z: Float[Tensor, "m d"],
     rows: SummedBlocks,
-    some: tuple[Any, ...],
+    some: Rows,
 ) -> tuple[float, float]:
     """Factors of the prior variance and of the noise variance that suit held-out rows.
 
@@ -313,9 +308,8 @@ def left_out_scales(
         Inducing points.
     rows : SummedBlocks
         All rows; their known noise does not count.
-    some : tuple of Tensor
-        Inputs, targets and known noise of the held-out rows, and their `Repeats`. Of a merged row,
-        all is left out.
+    some : Rows
+        The held-out rows. Of a merged row, all is left out.
 
     Returns
     -------
@@ -330,9 +324,8 @@ def left_out_scales(
     P, shift = rows.total(_products, kernel, tensors=[theta, Z, white.inverse])
     values, vectors = torch.linalg.eigh(P)
     values.clamp_(min=0)
-    X, Y, _, repeats = some
-    counts = repeats.counts.double()
-    share = counts / counts.mean()
+    X, Y, some = some.X, some.Y, some.to(torch.float64)
+    share = some.weight / some.weight.mean()
     A = vectors.T @ (white.inverse.to(X) @ kernel.cross(theta, Z, X)).double()
     squares, shift, Y = A.square(), vectors.T @ shift, Y.double()
     rest = (kernel.diag(theta, X).double() - squares.sum(0)).clamp_min(0)
@@ -342,8 +335,9 @@ def left_out_scales(
         level = ratio * noise.mean()
         mean = A.T @ (shift / (level + values)[:, None])
         spread = squares.T @ (level / (level + values))
-        mean, variance = without_own(Y, mean, spread, ratio * noise / counts)
-        variance = variance + rest + (ratio * noise - ratio * noise / counts)
+        own = some.noise_of_means(ratio * noise)
+        mean, variance = without_own(Y, mean, spread, own)
+        variance = variance + rest + (ratio * noise - own)
         squares_of = share * (Y - mean).square().mean(1) / variance
         factor = float(squares_of.mean())
         loss = 0.5 * math.log(max(factor, 1e-300)) + 0.5 * float((share * variance.log()).mean())

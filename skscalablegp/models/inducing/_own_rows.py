@@ -12,7 +12,7 @@ from torch import Generator, Tensor
 
 from ...core import SharedSource
 from ...core.data import SharedWork
-from ...linalg.gradients import Repeats
+from ...linalg.gradients import Rows
 from ._bound import RowStatistics, WhitenedBelief, Whitening, variational_bound
 from ._collapsed import Blocks
 from ._stepper import SparseModel, SparseRows, SparseStepper
@@ -60,17 +60,16 @@ class SharedRows(SparseRows):
         """The rows of a source; equal ones are not merged."""
         work = source.held(SparseRows.of)
         noise = torch.empty(0, dtype=source.dtype, device=source.device)
-        repeats = Repeats.none(len(source), noise.dtype, noise.device)
-        return cls(work.own.source, noise, repeats, work=work, shared=source)
+        weight = noise.new_ones(()).expand(len(source))
+        return cls(work.own.source, noise, weight, work=work, shared=source)
 
     def __len__(self) -> int:
         return len(self.shared)
 
-    def take(self, index: Tensor | slice) -> tuple[Any, ...]:
+    def take(self, index: Tensor | slice) -> Rows:
         chosen = np.arange(len(self))[index] if isinstance(index, slice) else index
         columns = self.work.picked(chosen, _taken)
-        X, Y, noise = (torch.from_numpy(column).to(self.noise.device) for column in columns)
-        return X, Y, noise, self.repeats[: len(X)]
+        return Rows.of(*(torch.from_numpy(column).to(self.noise.device) for column in columns))
 
     def stepper(self, model: SparseModel, *begin: Any) -> SparseStepper:
         return SharedStepper(model, self, *begin)
@@ -139,12 +138,12 @@ def batch_sums(
     if not len(own):
         return _doubles(nothing)
     leaves = [leaf.clone().requires_grad_(eval_gradient) for leaf in (theta, Z)]
-    X, Y, extra, _ = rows.take(torch.from_numpy(own))
+    some = rows.take(torch.from_numpy(own))
     try:
         with torch.set_grad_enabled(eval_gradient):
-            K = model.values(*leaves, X, extra)
+            K = model.values(*leaves, some.X, some.noise)
         bound = variational_bound(
-            model.likelihood, at.belief, K, Y, weight, eval_gradient=eval_gradient
+            model.likelihood, at.belief, K, some.Y, weight, eval_gradient=eval_gradient
         )
     except torch.linalg.LinAlgError:
         return _doubles(tuple(part + torch.nan for part in nothing))
@@ -159,10 +158,16 @@ def expected_sum(blocks: Blocks, model: SparseModel, *values: Tensor) -> tuple[T
     """The expected log likelihood of the rows of one rank; `values` are `Values`."""
     at, total = Values(*values), 0.0
     white, divergence = Whitening.at(model.kernel, at.theta, at.Z), at.belief.divergence()
-    for X, Y, extra, _ in blocks():
-        K = model.values(at.theta, at.Z, X, extra)
+    for some in blocks():
+        K = model.values(at.theta, at.Z, some.X, some.noise)
         bound = variational_bound(
-            model.likelihood, at.belief, K, Y, eval_gradient=False, white=white, value_only=True
+            model.likelihood,
+            at.belief,
+            K,
+            some.Y,
+            eval_gradient=False,
+            white=white,
+            value_only=True,
         )
         total += bound.value + divergence
     return (at.mean.new_tensor([total]),)
@@ -179,4 +184,5 @@ def _of_part(
 
 
 def _taken(rows: SparseRows, own: np.ndarray) -> list[np.ndarray]:
-    return [part.cpu().numpy() for part in rows.take(torch.from_numpy(own))[:3]]
+    some = rows.take(torch.from_numpy(own))
+    return [part.cpu().numpy() for part in (some.X, some.Y, some.noise)]

@@ -24,7 +24,7 @@ from ...core.likelihoods import Likelihood
 from ...core.training import Stepper, TensorAdam
 from ...features import Network
 from ...kernels import TorchKernel
-from ...linalg.gradients import GPProblem, Repeats
+from ...linalg.gradients import GPProblem, Rows
 from ._beliefs import AdamSteps, MovingBelief, NaturalSteps
 from ._bound import (
     KernelValues,
@@ -110,7 +110,7 @@ class SparseRows:
 
     source: RowSource
     noise: Tensor
-    repeats: Repeats
+    weight: Tensor
 
     @property
     def scaling(self) -> Scaling:
@@ -121,22 +121,21 @@ class SparseRows:
         """The rows of a source with the variances that it has."""
         known = np.zeros(len(source)) if source.noise is None else source.noise
         noise = torch.as_tensor(known).to(source.device, source.dtype)
-        # Rows are merged with those of the same target only.
-        return cls(source, noise, Repeats(source.weights(slice(None)), torch.zeros_like(noise)))
+        return cls(source, noise, source.weights(slice(None)))
 
     def __len__(self) -> int:
         return len(self.source)
 
-    def take(self, index: Tensor | slice) -> tuple[Any, ...]:
-        """Inputs, targets, known noise and `Repeats` of some rows."""
+    def take(self, index: Tensor | slice) -> Rows:
+        """Some of the rows, which are merged with those of the same target only."""
         X, Y = self.source.rows(index)
         index = index.to(self.noise.device) if isinstance(index, Tensor) else index
-        return X, Y, self.noise[index], self.repeats[index]
+        return Rows.of(X, Y, self.noise[index], self.weight[index])
 
     @property
     def n_rows(self) -> float:
         """The number of rows before equal ones were merged."""
-        return float(self.repeats.counts.sum(dtype=torch.float64))
+        return float(self.weight.sum(dtype=torch.float64))
 
     def drawn(self, size: int, generator: Generator) -> tuple[np.ndarray, np.ndarray]:
         """Random rows of the table before equal rows were merged, as `rows_before_merging`."""
@@ -144,42 +143,34 @@ class SparseRows:
         def draw(n: int, size: int) -> np.ndarray:
             return random_rows(n, size, generator).cpu().numpy()
 
-        return rows_before_merging(self.repeats.counts.double().cpu().numpy(), size, draw)
+        return rows_before_merging(self.weight.double().cpu().numpy(), size, draw)
 
-    def random_part(self, size: int, generator: Generator) -> tuple[Any, ...]:
-        """As `take`, for rows that are `drawn`."""
+    def random_part(self, size: int, generator: Generator) -> Rows:
+        """Rows that are `drawn`."""
         return self._counted(*self.drawn(size, generator))
 
-    def _counted(self, index: np.ndarray, drawn: np.ndarray) -> tuple[Any, ...]:
-        *some, last = self.take(torch.as_tensor(index))
-        return *some, replace(last, counts=torch.as_tensor(drawn).to(last.counts))
+    def _counted(self, index: np.ndarray, drawn: np.ndarray) -> Rows:
+        some = self.take(torch.as_tensor(index))
+        return replace(some, weight=torch.as_tensor(drawn).to(some.weight))
 
-    def start_part(self, size: int, run: Run) -> tuple[Any, ...]:
+    def start_part(self, size: int, run: Run) -> Rows:
         """As `random_part`, with neighbours among the rows where random ones hold none."""
 
         def read(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-            X, Y, *_ = self.take(torch.as_tensor(rows))
-            return X.double().cpu().numpy(), Y.double().cpu().numpy()
+            some = self.take(torch.as_tensor(rows))
+            return some.X.double().cpu().numpy(), some.Y.double().cpu().numpy()
 
         rows = StartRows(len(self), self.source.X.shape[1], read)
         run.fast = rows.fast
         return self._counted(*rows.counted(*self.drawn(size, run.generator)))
 
-    def share(self, some: tuple[Any, ...]) -> float:
-        """The share of all rows that some are, as `take` gives them."""
-        return self.n_counted(some) / self.n_rows
+    def share(self, some: Rows) -> float:
+        """The share of all rows that some are."""
+        return some.n_rows / self.n_rows
 
-    def n_counted(self, some: tuple[Any, ...]) -> float:
-        """The number of rows before merging that some stand for."""
-        return float(some[3].counts.sum(dtype=torch.float64))
-
-    def problem(
-        self, kernel: TorchKernel, some: tuple[Any, ...], Y: Tensor | None = None
-    ) -> GPProblem:
-        """The exact regression on some rows, as `take` gives them, by default of their targets."""
-        X, own, noise, repeats = some
-        Y, share = own if Y is None else Y, self.share(some)
-        return GPProblem(kernel, X, Y, noise, repeats=repeats, prior_weight=share)
+    def problem(self, kernel: TorchKernel, some: Rows) -> GPProblem:
+        """The exact regression on some rows."""
+        return GPProblem(kernel, some, prior_weight=self.share(some))
 
     def stepper(self, model: SparseModel, *begin: Any) -> SparseStepper:
         """Training on these rows, from the further arguments of the class."""
@@ -209,7 +200,7 @@ class SparseRows:
     ) -> tuple[Tensor, ...]:
         return work(self.blocks, *args, *tensors)
 
-    def blocks(self) -> Iterator[tuple[Any, ...]]:
+    def blocks(self) -> Iterator[Rows]:
         # A rank without rows has one empty block.
         for start in range(0, max(len(self), 1), _BLOCK_ROWS):
             yield self.take(slice(start, start + _BLOCK_ROWS))
@@ -303,31 +294,29 @@ class SparseStepper(Stepper):
 
     def _evaluate(
         self,
-        batch: tuple[Any, ...],
+        batch: Rows,
         weight: float,
         eval_gradient: bool,
         white: Whitening | None = None,
         value_only: bool = False,
     ):
-        X, Y, extra, repeats = batch
         Z, weights, there = self.Z, self.weights, self.model.products_on
         if there is not None:
-            X, Y, extra, Z, *weights = (
-                part.to(there, non_blocking=True) for part in (X, Y, extra, Z, *weights)
-            )
-        X = self.model.features(weights, X)
-        K = self.model.values(self._theta, Z, X, extra)
+            batch = batch.to(batch.Y.dtype, there)
+            Z, *weights = (part.to(there, non_blocking=True) for part in (Z, *weights))
+        X = self.model.features(weights, batch.X)
+        K = self.model.values(self._theta, Z, X, batch.noise)
         return K, variational_bound(
             self.model.likelihood,
             self.belief.whitened(),
             K,
-            Y,
+            batch.Y,
             weight,
             self.generator,
             eval_gradient,
             white,
             value_only,
-            repeats.counts,
+            batch.weight,
         )
 
     def step(self) -> None:
@@ -351,10 +340,10 @@ class SparseStepper(Stepper):
 
     def _batch_sums(self, batch: Tensor, weights: Tensor, eval_gradient: bool) -> RowStatistics:
         """The statistics of some rows; the gradient per row, if asked for, becomes the leaves'."""
-        X, Y, extra, repeats = self.rows.take(batch)
-        repeats = replace(repeats, counts=weights.to(extra))
+        rows = self.rows.take(batch)
+        rows = replace(rows, weight=weights.to(rows.noise))
         with torch.set_grad_enabled(eval_gradient):
-            K, bound = self._evaluate((X, Y, extra, repeats), 1.0, eval_gradient)
+            K, bound = self._evaluate(rows, 1.0, eval_gradient)
         if eval_gradient:
             self._adam.zero_grad()
             n = len(self.rows)
@@ -394,8 +383,8 @@ class SparseStepper(Stepper):
         if self.belief.closed:
 
             def blocks():
-                for X, *rest in self.rows.blocks():
-                    yield model.features(weights, X), *rest
+                for rows in self.rows.blocks():
+                    yield replace(rows, X=model.features(weights, rows.X))
 
             rows = self.rows if model.network is None else BlocksHere(blocks)
             best = collapsed_bound(model.kernel, theta, Z, rows)
@@ -428,7 +417,7 @@ class SparseStepper(Stepper):
         n = len(self.rows)
         try:
             with torch.no_grad():
-                weight = self.rows.n_rows / self.rows.n_counted(self._scored)
+                weight = self.rows.n_rows / self._scored.n_rows
                 bound = self._evaluate(self._scored, weight, False, value_only=True)[1]
         except torch.linalg.LinAlgError:
             return math.inf

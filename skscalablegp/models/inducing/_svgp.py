@@ -356,7 +356,7 @@ class SVGPRegressor(SparseMixin, MinibatchGPRegressorBase):
         return resolve_likelihood(self.likelihood, 1).additive
 
     def _check_rows(self, model, rows) -> None:
-        x = rows.take(slice(0, 1))[0].double()
+        x = rows.take(slice(0, 1)).X.double()
         if model.network is not None:
             x = x.new_zeros(1, model.network.n_features)
         with torch.no_grad():

@@ -108,7 +108,7 @@ def choose_points(
     if not isinstance(settings.inducing, str):
         Z = torch.as_tensor(settings.inducing).to(rows.noise)
     else:
-        Z = rows.take(candidates(len(rows), rows.far(), settings.n_inducing, generator))[0]
+        Z = rows.take(candidates(len(rows), rows.far(), settings.n_inducing, generator)).X
     with torch.no_grad():
         Z = model.features(weights, Z)
     if isinstance(settings.inducing, str):
@@ -184,14 +184,15 @@ def left_out(
     Of a row with a weight, one observation is left out.
     """
     inverse, parts = Whitening.at(model.kernel, fit.theta, fit.Z).inverse, []
-    for X, Y, extra, *_ in rows.blocks():
-        values = model.values(fit.theta, fit.Z, model.features(fit.weights, X), extra)
+    for some in rows.blocks():
+        X = model.features(fit.weights, some.X)
+        values = model.values(fit.theta, fit.Z, X, some.noise)
         A = (inverse.to(X) @ values.cross).double()
         known = torch.stack([((S @ A) * A).sum(0) for S in fit.belief.covariance], 1)
         rest = (values.diag.double() - A.square().sum(0)).clamp_min(0)[:, None]
         mean = A.T @ fit.belief.mean + fit.belief.constant
         terms = model.likelihood.expected(
-            Y.double(), mean, known + rest, values.noise.double(), generator
+            some.Y.double(), mean, known + rest, values.noise.double(), generator
         )
         mean, known = without_own_target(terms, mean, known)
         parts.append((mean, known + rest))
@@ -224,18 +225,19 @@ def absorb(
             whitened = belief.whitened()
             value, total = -whitened.divergence_from(prior), None
             with torch.no_grad():
-                for X, Y, extra, repeats in rows.blocks():
-                    K = model.values(fit.theta, fit.Z, model.features(fit.weights, X), extra)
+                for some in rows.blocks():
+                    X = model.features(fit.weights, some.X)
+                    K = model.values(fit.theta, fit.Z, X, some.noise)
                     bound = variational_bound(
                         model.likelihood,
                         whitened,
                         K,
-                        Y,
+                        some.Y,
                         1.0,
                         generator,
                         eval_gradient=False,
                         white=white,
-                        counts=repeats.counts,
+                        counts=some.weight,
                     )
                     total = bound.rows if total is None else total + bound.rows
                     value += bound.value + whitened.divergence()

@@ -274,9 +274,9 @@ class SolvedGPRegressor(GPRegressorBase):
             return theta, 1.0
         problem, rows, errors = left_out.problem, left_out.rows, left_out.errors
         scale = float((errors.square() / left_out.variance[:, None]).mean())
-        repeats = problem.repeats[rows]
-        within = repeats.squares(problem.row_noise(theta, rows)).sum() / errors.shape[1]
-        total = float(repeats.counts.sum())
+        some = problem.rows.take(rows)
+        within = some.squares(problem.row_noise(theta, rows)).sum() / errors.shape[1]
+        total = float(some.weight.sum())
         scale = scale * (len(rows) / total) + float(within) / total
         if not 0 < scale < math.inf:
             return theta, 1.0
@@ -355,8 +355,8 @@ class SolvedGPRegressor(GPRegressorBase):
                 self._pathwise = to_numpy(to_torch(self._pathwise).scaled(scale))
             quadratic = float(weights.numpy().ravel() @ np.ravel(self.y_train_)) + squares
             problem = self._trained_problem()
-            quadratic += float(problem.repeats.squares(problem.row_noise(theta) / scale).sum())
-            total = float(problem.repeats.counts.sum()) * weights.shape[1]
+            quadratic += float(problem.rows.squares(problem.row_noise(theta) / scale).sum())
+            total = float(problem.rows.weight.sum()) * weights.shape[1]
             self.log_marginal_likelihood_value_ += 0.5 * (
                 quadratic * (1 - 1 / scale) - total * math.log(scale)
             )
@@ -448,9 +448,9 @@ def _held_out(problem: GPProblem, generator: torch.Generator) -> Int[torch.Tenso
 
 def _has_scale(problem: GPProblem, theta: torch.Tensor) -> bool:
     """Whether the kernel can be multiplied by a number, which also multiplies all of the noise."""
-    kernel, known = problem.kernel, problem.extra_noise
+    kernel = problem.kernel
     noise = kernel.noise(theta, problem.X)
-    if known is not None and float(known.max()) > _NEGLIGIBLE * float(noise.min()):
+    if float(problem.rows.noise.max()) > _NEGLIGIBLE * float(noise.min()):
         return False
     return kernel.has_scale(theta, problem.X[:10].to(torch.float64))
 

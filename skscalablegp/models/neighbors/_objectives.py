@@ -252,24 +252,22 @@ class Scales:
         better by two standard errors of the difference.
         """
         problem, theta = self._problem, self._theta
-        X = problem.X[rows]
+        some = problem.rows.take(rows)
+        X, Y, known = some.X, some.Y, some.noise
         predicted = self._predicted(rows, near, shared, dtype, scaled and local)
         mean, variance, surprise = predicted[:3]
-        white, Y = problem.kernel.noise(theta, X), problem.Y[rows]
-        known = 0.0 if problem.extra_noise is None else problem.extra_noise[rows]
-        repeats = problem.repeats[rows]
-        counts, within = repeats.counts, repeats.within
+        white = problem.kernel.noise(theta, X)
         if shared is not None:
-            mean, variance = left_out_moments(predicted, Y, repeats.noise(white + known))
+            mean, variance = left_out_moments(predicted, Y, some.noise_of_means(white + known))
         # Of one observation: equal rows are left out together, and each of them is predicted.
-        variance, weight = variance + white, counts / counts.mean()
+        variance, weight = variance + white, some.weight / some.weight.mean()
         # A kernel without noise predicts copies of other rows without any variance. In single
         # precision the prior variance is no scale for this: that of a smooth function may be 1e8
         # times the posterior's.
         least = torch.finfo(torch.float64).eps * problem.kernel.diag(theta, X)
         floor = torch.maximum(torch.finfo(torch.float32).eps * variance.mean(), least)
         variance = torch.maximum(variance, floor)
-        error = (Y - mean).square().mean(1) + within / (counts * Y.shape[1])
+        error = (Y - mean).square().mean(1) + some.scatter / (some.weight * Y.shape[1])
 
         def losses(log_scale: float, power: float) -> Float[Tensor, " s"]:
             scale, factor = math.exp(log_scale), local_factor(surprise, power)
@@ -282,9 +280,9 @@ class Scales:
         low, high = max(float(room[:, 0].max()), -_MOST_SCALE), float(room[:, 1].min())
         limits = min(low, 0.0), max(min(high, _MOST_SCALE), 0.0)
 
-        told = bool(torch.as_tensor(known > _NEGLIGIBLE * variance).any())
+        told = bool((known > _NEGLIGIBLE * variance).any())
         doubt = 1.0 / Y.numel() if told else 0.0
-        observations = float(problem.repeats.counts.sum())
+        observations = float(problem.rows.weight.sum())
 
         def log_prior(log_scale: float) -> float:
             """For one observation of one target."""

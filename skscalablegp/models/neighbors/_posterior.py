@@ -245,11 +245,8 @@ class NeighborPosterior(Posterior):
 
     def noises(self, rows: Int[Tensor, " b"]) -> tuple[Float[Tensor, " b"], Float[Tensor, " b"]]:
         """The variances of the kernel's noise and of known noise at training rows."""
-        problem = self.problem
-        white, extra = self._white(problem.X[rows]), problem.extra_noise
-        repeats = problem.repeats[rows]
-        known = torch.zeros_like(white) if extra is None else extra[rows]
-        return repeats.noise(white), repeats.noise(known)
+        some = self.problem.rows.take(rows)
+        return some.noise_of_means(self._white(some.X)), some.noise_of_means(some.noise)
 
     def left_out(self, rows: Int[Tensor, " b"]) -> LeftOutRows:
         """Training rows predicted from their nearest others, without correction."""

@@ -380,10 +380,10 @@ class QSGPClassifier(QSGPMixin, GPClassifierBase):
         n, posterior = len(source), self._build_posterior()
         generator = np.random.RandomState(0)
         index, rows = random_part(source, np.arange(n), _POWER_ROWS, generator)
-        Y, parts = torch.as_tensor(rows.Y), []
+        Y, parts = rows.Y, []
         for start in range(0, len(Y), _ROWS):
             some = slice(start, start + _ROWS)
-            X = torch.as_tensor(rows.X[some]).to(posterior.device, posterior.dtype)
+            X = rows.X[some].to(posterior.device, posterior.dtype)
             mean, variance, _ = posterior.moments(X)
             known = posterior.learned_variance(X)
             mean, variance, known = (part.double().cpu() for part in (mean, variance, known))
@@ -397,7 +397,7 @@ class QSGPClassifier(QSGPMixin, GPClassifierBase):
             free = [each for each in self.kernel_.hyperparameters if not each.fixed]
             sizes = [each.n_elements for each in free if not each.name.endswith("noise_level")]
             n_trained = sum(sizes) * len(index) / n
-        shares, counts = map(torch.as_tensor, (self.class_prior_, rows.counts))
+        shares, counts = torch.as_tensor(self.class_prior_), rows.weight
         return losses_of_powers(torch.cat(parts), _codes(Y), shares, counts, n_trained)
 
     # ------------------------------------------------------------------ predict

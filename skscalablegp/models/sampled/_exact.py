@@ -18,12 +18,12 @@ from ...core.likelihoods import Likelihood
 from ...core.posteriors import FeatureWeights, Posterior, shifted
 from ...kernels import compile_kernel
 from ...linalg.blocks import look_up, watched
+from ...linalg.gradients import Rows
 from ...linalg.solvers import cholesky_with_jitter
 from ._basis import Functions
 from ._fit import Fit, Trained
 from ._noise import NoiseAtRows, noise_of
 from ._process import full_map
-from ._start import Rows
 from ._stepper import OBJECTIVE
 
 # Largest number of multiplications between two checks of the time.
@@ -367,13 +367,13 @@ def exact_process(
 
     When `late` returns True, Newton steps end.
     """
-    (X, Y, known), d = map(torch.as_tensor, rows[:3]), rows.X.shape[1]
-    counts = torch.as_tensor(rows.counts)
+    X, Y, d = rows.X, rows.Y, rows.X.shape[1]
     compiled = compile_kernel(kernel, d)
-    noise = NoiseAtRows.of(likelihood, noise_of(compiled, compiled.theta0), Y).at(known, counts)
+    noise = NoiseAtRows.of(likelihood, noise_of(compiled, compiled.theta0), Y)
+    noise = noise.at(rows.noise, rows.weight)
     if likelihood.classes:
-        noise = noise.learning_constants(Y, counts)
-    functions = Functions.at(kernel, rows.X)
+        noise = noise.learning_constants(Y, rows.weight)
+    functions = Functions.at(kernel, X.numpy())
     phi = full_map(functions, d, noise.variance, X.device).evaluate(X)
     constants = phi.new_full((len(X), n_constants(noise)), noise.constant_variance**0.5)
     phi, m = torch.cat([phi, constants], 1), len(X) + n_constants(noise)

@@ -30,7 +30,7 @@ from ...core.likelihoods import Gaussian
 from ...core.posteriors import FeatureWeights
 from ...core.training import StepsResult, train_steps
 from ...kernels import compile_kernel
-from ...linalg.gradients import GPProblem
+from ...linalg.gradients import GPProblem, Rows
 from ...linalg.solvers import cholesky_with_jitter
 from ._base import input_moments, input_units
 from ._basis import KernelFunctions
@@ -317,7 +317,7 @@ class QSRVMRegressor(MinibatchGPRegressorBase):
                 elif comparison is not None:
                     scale = comparison.scale
             kernel, rows = dictionary.kernel, rows_to_check(n, run).numpy()
-            warn_if_rough(GPProblem(kernel, *source.rows(rows)), kernel.theta0, n, run)
+            warn_if_rough(GPProblem(kernel, Rows.of(*source.rows(rows))), kernel.theta0, n, run)
             run.finish("weights", lambda: self._keep(model))
             self._variance_scale = scale
             run.ended(result.stop_reason, n_iter=start.n_iter + rounds.n_iter + result.n_steps)

@@ -16,7 +16,7 @@ from ...core.data import RowSource
 from ...core.posteriors import FeatureWeights
 from ...core.training import Budget, Stepper
 from ...kernels import TorchKernel
-from ...linalg.gradients import Repeats
+from ...linalg.gradients import Rows
 from ...linalg.solvers import cholesky_with_jitter
 from ._basis import KernelFunctions
 from ._moments import Moments, Weights
@@ -263,26 +263,25 @@ def whole_model(dictionary: Dictionary) -> RelevanceModel:
     kernel, unit, n = dictionary.kernel, dictionary.amplitude, len(dictionary)
     noise = max(dictionary.noise, 1e-6 * dictionary.unit)
     X, Y = (part.double() for part in dictionary.source.rows(dictionary.rows))
-    counts = dictionary.source.weights(dictionary.rows)
-    repeats = Repeats(counts.to(Y), Y.new_zeros(n))
+    rows = Rows.of(X, Y, weight=dictionary.source.weights(dictionary.rows))
     with torch.no_grad():
         K = kernel.cross(kernel.theta0.to(X.device), X, X)
-    own = repeats.noise(Y.new_full((n,), noise))
+    own = rows.noise_of_means(Y.new_full((n,), noise))
     L, _ = cholesky_with_jitter(K + torch.diag(own))
     solved = torch.cholesky_solve(Y, L)
     log_det = 2 * float(L.diagonal().log().sum())
     evidence = float((Y * solved).sum()) + Y.shape[1] * (log_det + n * np.log(2 * np.pi))
     # What the means of equal rows leave out of the likelihood.
-    evidence -= 2 * float(repeats.log_density(torch.full_like(own, noise), Y.shape[1]).sum())
+    evidence -= 2 * float(rows.log_density(torch.full_like(own, noise)).sum())
     phi, precision = K / unit, K / unit / unit[:, None]
-    gram = phi.T @ (repeats.counts[:, None] * phi)
+    gram = phi.T @ (rows.weight[:, None] * phi)
     H, _ = cholesky_with_jitter(gram / noise + precision)
     weights = Weights(
         mean=unit[:, None] * solved,
         covariance=torch.cholesky_inverse(H),
         precision=precision.diagonal(),
         noise=noise,
-        residual=float((repeats.counts[:, None] * (own[:, None] * solved).square()).sum()),
+        residual=float((rows.weight[:, None] * (own[:, None] * solved).square()).sum()),
         evidence=-0.5 * evidence,
     )
     return RelevanceModel(dictionary, torch.arange(n, device=K.device), gram, weights)

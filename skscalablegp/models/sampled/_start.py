@@ -40,7 +40,7 @@ from ...core.data import RowSource, column_spread, rows_before_merging
 from ...core.likelihoods import Likelihood
 from ...core.training import QuasiNewton, TrainingResult
 from ...kernels import TorchKernel, compile_kernel, default_kernel
-from ...linalg.gradients import GPProblem, Repeats
+from ...linalg.gradients import GPProblem, Rows
 from ...linalg.solvers import cholesky_with_jitter
 from ._noise import NoiseAtRows
 from ._plan import StartPlan
@@ -60,34 +60,22 @@ _HALVINGS = 30
 _STEPS = 100
 
 
-class Rows(NamedTuple):
-    """Rows (s, d), targets (s, t), their known noise and their counts, in the model's units."""
+def rows_of(
+    source: RowSource | SharedSource, index: np.ndarray, weight: np.ndarray | None = None
+) -> Rows:
+    """Some rows of a table in double precision, with weights of their own or given ones."""
+    part = source.converted(torch.float64, torch.device("cpu"))
+    weight = part.counts[index] if weight is None else weight
+    return Rows.of(*part.rows(index), part.known(index), weight)
 
-    X: np.ndarray
-    Y: np.ndarray
-    known: np.ndarray | float
-    counts: np.ndarray
 
-    @classmethod
-    def of(cls, source: RowSource | SharedSource, index: np.ndarray) -> Rows:
-        """Some rows of a table, in double precision."""
-        part = source.converted(torch.float64, torch.device("cpu"))
-        X, Y = (tensor.numpy() for tensor in part.rows(index))
-        known = np.asarray(part.known(index)) if part.noisy else 0.0
-        return cls(X, Y, known, part.counts[index])
-
-    def targets(self, likelihood: Likelihood) -> np.ndarray:
-        """The targets of a regression in place of the likelihood's."""
-        return likelihood.start_targets(torch.as_tensor(self.Y)).numpy()
-
-    def problem(self, compiled: TorchKernel, likelihood: Likelihood, origin: np.ndarray):
-        """The regression on these rows, less `origin` if the kernel depends on differences only."""
-        targets = torch.as_tensor(self.targets(likelihood))
-        # Centred rows keep their digits. The jitter is relative to the target, which may be small.
-        X = torch.as_tensor(self.X - compiled.origin(origin))
-        known = self.known + np.full(len(X), 1e-10 * float(targets.square().mean()))
-        repeats = Repeats(torch.as_tensor(self.counts), torch.zeros(len(X)).double())
-        return GPProblem(compiled, X, targets, torch.as_tensor(known), repeats=repeats)
+def regression(rows: Rows, kernel: TorchKernel, likelihood: Likelihood) -> GPProblem:
+    """The regression on some rows, centred if the kernel depends on differences only."""
+    targets = likelihood.start_targets(rows.Y)
+    # Centred rows keep their digits. The jitter is relative to the target, which may be small.
+    X = rows.X - torch.as_tensor(kernel.origin(rows.X.numpy().mean(axis=0)))
+    known = rows.noise + 1e-10 * float(targets.square().mean())
+    return GPProblem(kernel, replace(rows, X=X, Y=targets, noise=known))
 
 
 def random_part(
@@ -95,7 +83,7 @@ def random_part(
 ) -> tuple[np.ndarray, Rows]:
     """Random ones of the rows `of`, as they were before equal rows were merged; their numbers."""
     index, counts = _random(source, of, size, random_state)
-    return index, Rows.of(source, index)._replace(counts=counts)
+    return index, rows_of(source, index, counts)
 
 
 def _random(
@@ -167,12 +155,12 @@ def _first_rows(
     index, counts = _random(source, np.arange(n), plan.rows, run.random_state)
 
     def read(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        some = Rows.of(source, rows)
-        return some.X, some.targets(likelihood)
+        some = rows_of(source, rows)
+        return some.X.numpy(), likelihood.start_targets(some.Y).numpy()
 
-    of_start = StartRows(n, Rows.of(source, index[:1]).X.shape[1], read)
+    of_start = StartRows(n, source.X.shape[1], read)
     index, counts = of_start.counted(index, counts)
-    rows, run.fast = Rows.of(source, index)._replace(counts=counts), of_start.fast
+    rows, run.fast = rows_of(source, index, counts), of_start.fast
     kernel = _starting_kernel(plan, likelihood, rows, n)
     if not compile_kernel(kernel, rows.X.shape[1]).node.products():
         raise ValueError(
@@ -184,7 +172,8 @@ def _first_rows(
 
 def _starting_kernel(plan: StartPlan, likelihood: Likelihood, rows: Rows, n: int) -> Kernel:
     """The user's kernel or the default one, with the white noise that the model needs."""
-    X, Y, kernel, d = rows.X, rows.targets(likelihood), plan.kernel, rows.X.shape[1]
+    X, Y = rows.X.numpy(), likelihood.start_targets(rows.Y).numpy()
+    kernel, d = plan.kernel, X.shape[1]
     unit, largest = target_unit(Y), plan.largest_signal
     if kernel is None:
         several = likelihood.conjugate and _ROWS_A_COLUMN * d <= n <= SMALL_TABLE
@@ -216,7 +205,7 @@ class _Training:
     def trained(self) -> Start:
         """The start after training; the same one if there is nothing to train."""
         start, run = self.start, self.run
-        targets = start.rows.targets(self.likelihood)
+        targets = self.likelihood.start_targets(start.rows.Y).numpy()
         n_params = compile_kernel(start.kernel, start.rows.X.shape[1]).n_params
         if not (self.plan.trains and n_params and len(targets) > 1 and np.ptp(targets) > 0):
             return start
@@ -237,20 +226,19 @@ class _Training:
         return replace(start, kernel=kernel, n_iter=n_iter, reason=best.result.stop_reason)
 
     def _train(self, kernel: Kernel) -> _Trained:
-        start, run, X = self.start, self.run, self.start.rows.X
+        start, run, X = self.start, self.run, self.start.rows.X.numpy()
         priors = None
         if self.plan.kernel is None and self.likelihood.classes:
             spread, single = column_spread(X), np.ndim(kernel.k1.k2.length_scale) == 0
             unit = np.linalg.norm(spread) if single else spread * math.sqrt(len(spread))
             priors = {"k1__k2__length_scale": label_prior(unit)}
         compiled = compile_kernel(kernel, X.shape[1], priors=priors)
-        origin = X.mean(axis=0)
 
         def show(model: Any, step: Any) -> None:
             self.preview(model, replace(start, kernel=self._at(compiled, step.theta)))
 
         run.preview = show
-        problem = start.rows.problem(compiled, self.likelihood, origin)
+        problem = regression(start.rows, compiled, self.likelihood)
         chosen = chosen_start(problem, run)
         problem = replace(problem, tied=chosen.tied)
         restarts = self.plan.n_restarts
@@ -259,8 +247,8 @@ class _Training:
 
     def _below_the_noise_bound(self, best: _Trained) -> _Trained:
         """Less noise, if predictions of the start's rows gain, because functions can follow it."""
-        X, settings = self.start.rows.X, StageSettings(QuasiNewton(), _STEPS)
-        problem = self.start.rows.problem(best.compiled, self.likelihood, X.mean(axis=0))
+        settings = StageSettings(QuasiNewton(), _STEPS)
+        problem = regression(self.start.rows, best.compiled, self.likelihood)
         found = below_the_noise_bound(problem, best.compiled, best.result, settings, self.run)
         return best._replace(compiled=found[0], result=found[1])
 
@@ -274,7 +262,7 @@ class _Training:
         """Functions that change the best default kernel so far into one to compare it with."""
         if self.plan.kernel is not None:
             return
-        default, X = self.start.kernel.k1, self.start.rows.X
+        default, X = self.start.kernel.k1, self.start.rows.X.numpy()
         if np.ndim(default.k2.length_scale) == 0 and 1 < X.shape[1] <= _COMPARED_COLUMNS:
             largest = default.k1.constant_value_bounds[1] / default.k1.constant_value
             yield lambda best: data_scaled_kernel(X, targets, largest)
@@ -318,12 +306,12 @@ def scaled_signal(kernel: Kernel, likelihood: Likelihood, rows: Rows, own: bool)
     own : bool
         Whether the kernel is the user's, whose bounds hold. Those of the default kernel move along.
     """
-    X, Y = (torch.as_tensor(a[:_LAPLACE_ROWS], dtype=torch.float64) for a in (rows.X, rows.Y))
-    compiled, counts = compile_kernel(kernel, X.shape[1]), torch.as_tensor(rows.counts)
-    noise = NoiseAtRows(likelihood, 0.0, 1.0, counts=counts[:_LAPLACE_ROWS])
+    some = rows.take(slice(_LAPLACE_ROWS))
+    X, Y, compiled = some.X, some.Y, compile_kernel(kernel, rows.X.shape[1])
+    noise = NoiseAtRows(likelihood, 0.0, 1.0, counts=some.weight)
     if likelihood.classes:
         noise = noise.learning_constants(Y, noise.counts)
-    square = torch.as_tensor(rows.targets(likelihood)).square().mean()
+    square = likelihood.start_targets(rows.Y).square().mean()
     unit = float(compiled.diag(compiled.theta0, X).mean()) / float(square)
 
     def evidence(kernel: Kernel) -> float:

@@ -34,6 +34,7 @@ from skscalablegp.kernels import NoSpectralDensity, compile_kernel
 from skscalablegp.linalg.gradients import (
     GPProblem,
     PathwiseProbes,
+    Rows,
     fisher_information,
     resolve_gradient,
 )
@@ -54,8 +55,8 @@ CG_EXACT = {"solver": CG(PivotedCholesky(rank=20)), "solver_tol": 1e-10}
 def problem(kernel=DEFAULT, *, t=1, heteroscedastic=False, n=N, d=D):
     X = normal(n, d, seed=5)
     Y = torch.sin(2 * X[:, :1]) + 0.3 * normal(n, t, seed=6)
-    noise = torch.logspace(-2, 0, n, dtype=torch.float64) if heteroscedastic else None
-    return GPProblem(compile_kernel(kernel, d), X, Y, noise)
+    noise = torch.logspace(-2, 0, n, dtype=torch.float64) if heteroscedastic else 0.0
+    return GPProblem(compile_kernel(kernel, d), Rows.of(X, Y, noise))
 
 
 def dense(problem, theta=None):
@@ -64,8 +65,7 @@ def dense(problem, theta=None):
     kernel = kernel if theta is None else kernel.clone_with_theta(theta.numpy())
     H, dH = kernel(problem.X.numpy(), eval_gradient=True)
     H = torch.from_numpy(H)
-    if problem.extra_noise is not None:
-        H = H + torch.diag(problem.extra_noise)
+    H = H + torch.diag(problem.rows.noise)
     return H, torch.from_numpy(dH).permute(2, 0, 1)
 
 
@@ -409,7 +409,9 @@ def test_fisher_information_is_the_covariance_of_the_score():
     L = torch.linalg.cholesky(ours.operator(theta).to_dense())
     scores = []
     for seed in range(400):
-        drawn = replace(ours, Y=L @ normal(40, 1, seed=seed), workspace=Workspace())
+        drawn = replace(
+            ours, rows=Rows.of(ours.X, L @ normal(40, 1, seed=seed)), workspace=Workspace()
+        )
         scores.append(ExactGradient().estimate(drawn, theta, GradientState())[0].grad)
     covariance = torch.stack(scores).T.cov()
     scale = F.diagonal().sqrt()

@@ -16,7 +16,7 @@ from sklearn.gaussian_process.kernels import (
 )
 
 from skscalablegp.kernels import Columns, compile_kernel, default_kernel
-from skscalablegp.linalg.gradients import GPProblem, exact_marginal_likelihood
+from skscalablegp.linalg.gradients import GPProblem, Rows, exact_marginal_likelihood
 
 C, W = ConstantKernel, WhiteKernel
 N, D = 30, 2
@@ -33,11 +33,10 @@ KERNELS = {
 ALPHA = {"scalar": 1e-2, "vector": np.logspace(-3, 0, N)}
 
 
-def problem(kernel, *, t=1, alpha=None, dtype=torch.float64, keep=True):
+def problem(kernel, *, t=1, alpha=0.0, dtype=torch.float64, keep=True):
     X = normal(N, D)
     Y = torch.sin(2 * X[:, :1]) + normal(N, t, seed=1)
-    noise = None if alpha is None else torch.as_tensor(np.full(N, 1.0) * alpha)
-    return GPProblem(compile_kernel(kernel, D), X, Y, noise, keep).to(dtype)
+    return GPProblem(compile_kernel(kernel, D), Rows.of(X, Y, alpha), keep=keep).to(dtype)
 
 
 @pytest.mark.parametrize("t", [1, 3])
@@ -81,7 +80,7 @@ def test_targets_add_up():
     whole = exact_marginal_likelihood(ours, theta)
     parts = []
     for c in range(3):
-        part = GPProblem(ours.kernel, ours.X, ours.Y[:, c : c + 1])
+        part = GPProblem(ours.kernel, Rows.of(ours.X, ours.Y[:, c : c + 1]))
         parts.append(exact_marginal_likelihood(part, theta))
     assert whole.value == pytest.approx(sum(p.value for p in parts))
     torch.testing.assert_close(whole.grad, sum(p.grad for p in parts))
@@ -108,16 +107,16 @@ def test_one_buffer_serves_every_evaluation():
 def test_jitter_is_reported_and_its_lack_is_an_error():
     X = normal(N, D).repeat(2, 1)
     kernel, Y = compile_kernel(RBF(1.0), D), normal(2 * N, 1)
-    result = exact_marginal_likelihood(GPProblem(kernel, X, Y), kernel.theta0)
+    result = exact_marginal_likelihood(GPProblem(kernel, Rows.of(X, Y)), kernel.theta0)
     assert 0 < result.jitter <= 1e-3 and np.isfinite(result.value)
-    bad = GPProblem(kernel, X * float("nan"), Y)
+    bad = GPProblem(kernel, Rows.of(X * float("nan"), Y))
     with pytest.raises(torch.linalg.LinAlgError, match="[Ii]ncrease the noise"):
         exact_marginal_likelihood(bad, kernel.theta0)
 
 
 def test_one_row():
     kernel = compile_kernel(default_kernel(1), 1)
-    ours = GPProblem(kernel, normal(1, 1), torch.tensor([[0.7]], dtype=torch.float64))
+    ours = GPProblem(kernel, Rows.of(normal(1, 1), torch.tensor([[0.7]], dtype=torch.float64)))
     result = exact_marginal_likelihood(ours, kernel.theta0)
     expected = -0.25 * 0.49 - 0.5 * np.log(2.0) - 0.5 * np.log(2 * np.pi)
     assert result.value == pytest.approx(expected)
@@ -129,8 +128,7 @@ def test_subsets_and_precisions_of_a_problem():
     idx = torch.tensor([4, 1, 7])
     part = ours.subset(idx)
     assert torch.equal(part.X, ours.X[idx]) and torch.equal(part.Y, ours.Y[idx])
-    assert torch.equal(part.extra_noise, ours.extra_noise[idx])
+    assert torch.equal(part.rows.noise, ours.rows.noise[idx])
     assert part.workspace is not ours.workspace
     single = ours.to(torch.float32)
-    assert single.X.dtype == single.Y.dtype == single.extra_noise.dtype == torch.float32
-    assert problem(KERNELS["default"]).subset(idx).extra_noise is None
+    assert single.X.dtype == single.Y.dtype == single.rows.noise.dtype == torch.float32

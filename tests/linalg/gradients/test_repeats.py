@@ -19,7 +19,7 @@ from skscalablegp.linalg.gradients import (
     ExactGradient,
     GradientState,
     PathwiseGradient,
-    Repeats,
+    Rows,
     StandardGradient,
     TruncatedGradient,
     exact_marginal_likelihood,
@@ -134,12 +134,10 @@ def test_the_scatter_of_a_random_part_counts_by_its_share_of_the_rows(problems):
     part = one.random_part(rows)
     expected = whole - (1 - share) * scatter(other, found, rows.tolist(), noise)
     assert_allclose(exact_marginal_likelihood(part, theta, False).value, expected, rtol=1e-9)
-    assert part.random_part(torch.arange(2)).repeats.share == share * 2 / 5
+    assert part.random_part(torch.arange(2)).pair_weight == share * 2 / 5
     # The information is linear in the share.
     none, half, full = (
-        fisher_information(
-            replace(part, repeats=replace(part.repeats, share=s)), theta, 5, Generator()
-        )
+        fisher_information(replace(part, pair_weight=s), theta, 5, Generator())
         for s in (0.0, 0.5, 1.0)
     )
     assert_allclose(half, (none + full) / 2, rtol=1e-9)
@@ -266,7 +264,7 @@ def test_gradients_from_solves(problems, estimator):
     expected = exact_marginal_likelihood(other, moved(one)).grad
     found, _ = estimator.estimate(one, moved(one), GradientState(Generator().manual_seed(0)))
     assert_allclose(found.grad, expected, atol=0.5)
-    each_once = replace(one, repeats=Repeats.none(len(one.Y), one.Y.dtype, one.Y.device))
+    each_once = replace(one, rows=Rows.of(one.X, one.Y, one.rows.noise))
     without, _ = estimator.estimate(
         each_once, moved(one), GradientState(Generator().manual_seed(0))
     )
@@ -332,15 +330,13 @@ def test_objectives_of_a_grids_network_count_all_rows():
     part, whole, _ = tables()
     values = []
     for t in (part, whole):
-        Z, Y = torch.tensor(t.X).tanh(), torch.tensor(t.targets)
-        repeats = None
-        if t.counts is not None:
-            repeats = Repeats(torch.tensor(t.counts), torch.tensor(t.within))
+        Z = torch.tensor(t.X).tanh()
+        rows = Rows.of(Z, torch.tensor(t.targets), 0.0, t.counts, t.within)
         head = torch.tensor([[0.5, 0.2], [0.1, -0.3], [0.2, 0.0]], dtype=torch.float64)
         hyper = torch.tensor([0.0, -1.0, -2.0], dtype=torch.float64, requires_grad=True)
-        value = _negative_likelihood(Z, Y, hyper, repeats) * len(Z)
+        value = _negative_likelihood(Z, hyper, rows) * len(Z)
         (slope,) = torch.autograd.grad(value, hyper)
-        error = _squared_error(Z, Y, head, repeats) * T * t.n_rows
+        error = _squared_error(Z, head, rows) * T * t.n_rows
         values.append([float(value.detach()), *slope.tolist(), float(error) + t.within.sum()])
     # Only what merged rows leave out has the constants of a density.
     constant = 0.5 * T * (len(whole.X) - len(part.X)) * np.log(2 * np.pi)

@@ -8,7 +8,7 @@ from sklearn.gaussian_process.kernels import RBF, ConstantKernel, WhiteKernel
 
 from skscalablegp.gradients import ExactGradient, GradientState, TruncatedGradient
 from skscalablegp.kernels import compile_kernel
-from skscalablegp.linalg.gradients import GPProblem
+from skscalablegp.linalg.gradients import GPProblem, Rows
 from skscalablegp.linalg.truncation import WeightedColumns, roulette_cg, roulette_weights
 from skscalablegp.preconditioners import PivotedCholesky
 from skscalablegp.solvers import End
@@ -22,7 +22,7 @@ def problem(t=1, n=N):
     X = normal(n, 2, seed=5)
     Y = torch.sin(2 * X[:, :1]) + 0.1 * normal(n, t, seed=6)
     kernel = ConstantKernel(1.3) * RBF([0.8, 1.4]) + WhiteKernel(0.02)
-    return GPProblem(compile_kernel(kernel, 2), X, Y)
+    return GPProblem(compile_kernel(kernel, 2), Rows.of(X, Y))
 
 
 def exact(ours):

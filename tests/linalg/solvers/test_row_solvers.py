@@ -6,7 +6,7 @@ from oracles import Problem, kernel_problem, spectrum_problem
 from sklearn.gaussian_process.kernels import Matern, WhiteKernel
 
 from skscalablegp.kernels import compile_kernel
-from skscalablegp.linalg.gradients import GPProblem
+from skscalablegp.linalg.gradients import GPProblem, Rows
 from skscalablegp.preconditioners import PivotedCholesky
 from skscalablegp.solvers import (
     ADASAP,
@@ -211,7 +211,7 @@ def _badly_conditioned(number, n=600, n_new=100):
     y = torch.linalg.cholesky(G) @ white
     H, cross = G[:n, :n], G[n:, :n]
     left = G.diagonal()[n:] - (cross * torch.linalg.solve(H, cross.T).T).sum(1)
-    problem = GPProblem(kernel, X[:n].float(), y[:n].float())
+    problem = GPProblem(kernel, Rows.of(X[:n].float(), y[:n].float()))
     std = left.clamp_min(noise).sqrt()[:, None]
     return H, y[:n], cross, y[n:], std, problem.operator(kernel.theta0)
 

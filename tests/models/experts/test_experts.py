@@ -9,7 +9,7 @@ from oracles import normal
 from sklearn.gaussian_process.kernels import RBF, WhiteKernel
 
 from skscalablegp.kernels import compile_kernel
-from skscalablegp.linalg.gradients import GPProblem
+from skscalablegp.linalg.gradients import GPProblem, Rows
 from skscalablegp.models.experts import COMBINATIONS
 from skscalablegp.models.experts._posterior import ExpertPosterior
 
@@ -83,7 +83,7 @@ def test_experts_that_single_precision_cannot_hold_predict_in_double():
     X = np.random.default_rng(0).uniform(-2, 2, (300, 2))
     kernel = compile_kernel(RBF(3.0) + WhiteKernel(1e-10), 2)
     rows, Y = torch.as_tensor(X), torch.as_tensor(np.sin(X[:, :1]))
-    posterior = ExpertPosterior.of(GPProblem(kernel, rows, Y), kernel.theta0)[0]
+    posterior = ExpertPosterior.of(GPProblem(kernel, Rows.of(rows, Y)), kernel.theta0)[0]
     before = posterior.variance(rows)
     posterior.invert()
     assert posterior.inverse is None

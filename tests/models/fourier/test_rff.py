@@ -26,7 +26,7 @@ from skscalablegp.features import sample_prior_features
 from skscalablegp.gradients import GradientState
 from skscalablegp.kernels import Columns, NoSpectralDensity, compile_kernel
 from skscalablegp.linalg.blocks import watched
-from skscalablegp.linalg.gradients import GPProblem, exact_marginal_likelihood
+from skscalablegp.linalg.gradients import GPProblem, Rows, exact_marginal_likelihood
 from skscalablegp.linalg.truncation import single_sample
 from skscalablegp.models.fourier import (
     FeatureLevels,
@@ -48,7 +48,7 @@ RICH = C(1.3) * RBF([0.8, 1.4]) + RationalQuadratic(0.7, 1.1) + DotProduct(0.3) 
 def problem(n=20, t=1, kernel=None):
     X = normal(n, 2, seed=5)
     Y = torch.sin(2 * X[:, :1]) + 0.2 * normal(n, t, seed=6)
-    return GPProblem(compile_kernel(kernel or C(1.2) * RBF([0.8, 1.4]) + W(0.1), 2), X, Y)
+    return GPProblem(compile_kernel(kernel or C(1.2) * RBF([0.8, 1.4]) + W(0.1), 2), Rows.of(X, Y))
 
 
 def table(n=120, seed=0):

@@ -12,7 +12,7 @@ from skscalablegp import RFFRegressor
 from skscalablegp.core.training import StopTraining
 from skscalablegp.features import sample_prior_features
 from skscalablegp.kernels import compile_kernel
-from skscalablegp.linalg.gradients import GPProblem, Repeats
+from skscalablegp.linalg.gradients import GPProblem, Rows
 from skscalablegp.models.fourier._collapsed import FeatureSums, all_rows
 from skscalablegp.models.fourier._noise import NoiseSpectrum, starting_noise, suited_noise
 from skscalablegp.priors import LogNormal
@@ -24,11 +24,10 @@ KERNEL = C(1.3) * RBF([0.8, 1.4]) + DotProduct(0.3) + W(1e-3)
 N, FEW, MANY = 40, 4, 30
 
 
-def problem(kernel=KERNEL, t=1, known=None, **more):
+def problem(kernel=KERNEL, t=1, known=0.0, **more):
     X = normal(N, 2, seed=5)
     Y = torch.sin(3 * X[:, :1] * X[:, 1:]) + 0.3 * normal(N, t, seed=6)
-    known = None if known is None else torch.as_tensor(known, dtype=torch.float64)
-    return GPProblem(compile_kernel(kernel, 2, **more), X, Y, known)
+    return GPProblem(compile_kernel(kernel, 2, **more), Rows.of(X, Y, known))
 
 
 def drawn(ours, n_pairs):
@@ -39,8 +38,7 @@ def dense(ours, theta, features):
     """The log density of the targets by dense algebra, plus the log prior."""
     phi = features.evaluate(theta, ours.X)
     noise = ours.kernel.noise(theta, ours.X)
-    if ours.extra_noise is not None:
-        noise = noise + ours.extra_noise
+    noise = noise + ours.rows.noise
     normal_ = torch.distributions.MultivariateNormal(
         torch.zeros(len(phi), dtype=phi.dtype), phi @ phi.T + torch.diag(noise)
     )
@@ -82,7 +80,7 @@ def test_one_decomposition_gives_the_likelihood_of_all_noise(n_pairs, level):
 
 @pytest.mark.parametrize("t", [1, 2])
 @pytest.mark.parametrize("n_pairs", [FEW, MANY])
-@pytest.mark.parametrize("known", [None, 0.05])
+@pytest.mark.parametrize("known", [0.0, 0.05])
 @pytest.mark.parametrize("prior", [False, True])
 def test_noise_maximises_the_dense_likelihood(t, n_pairs, known, prior):
     name = "k2__noise_level"
@@ -107,11 +105,12 @@ def test_merged_rows_have_the_noise_of_the_rows_that_they_stand_for(n_pairs):
     counts = torch.tensor([1.0, 3.0] * (N // 2), dtype=torch.float64)
     ours = problem()
     rows = torch.repeat_interleave(torch.arange(N), counts.long())
-    whole = GPProblem(ours.kernel, ours.X[rows], ours.Y[rows] + 0.1 * normal(len(rows), 1, seed=9))
+    Y = ours.Y[rows] + 0.1 * normal(len(rows), 1, seed=9)
+    whole = GPProblem(ours.kernel, Rows.of(ours.X[rows], Y))
     members = [whole.Y[rows == k] for k in range(N)]
     means = torch.stack([own.mean(0) for own in members])
     within = torch.stack([(own - own.mean(0)).square().sum() for own in members])
-    merged = GPProblem(ours.kernel, ours.X, means, repeats=Repeats(counts, within))
+    merged = GPProblem(ours.kernel, Rows.of(ours.X, means, 0.0, counts, within))
     theta, features = ours.kernel.theta0, drawn(ours, n_pairs)
     expected = best(whole, theta, features)
     assert_allclose(suited_noise(merged, theta, features)[0][-1], expected, atol=1e-4)

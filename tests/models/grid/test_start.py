@@ -18,7 +18,7 @@ from skscalablegp import KISSGPRegressor
 from skscalablegp.core import Run, choose_start
 from skscalablegp.core.training import Monitor
 from skscalablegp.kernels import Columns, SumOverColumns, compile_kernel
-from skscalablegp.linalg.gradients import GPProblem, exact_marginal_likelihood
+from skscalablegp.linalg.gradients import GPProblem, Rows, exact_marginal_likelihood
 
 
 def drawn(d, f, noise=0.1, n=1000, seed=0):
@@ -125,7 +125,7 @@ def test_few_columns_of_many_get_the_variance_of_the_sum():
     kernel = compile_kernel(ConstantKernel(1 / 30) * RBF(np.ones(30)) + WhiteKernel(1.0), 30)
     kernel.node = SumOverColumns(kernel.node, list(range(30)))
     zeros = torch.zeros(300, dtype=torch.float64)
-    problem = GPProblem(kernel, torch.tensor(X), torch.tensor(y[:, None]), zeros)
+    problem = GPProblem(kernel, Rows.of(torch.tensor(X), torch.tensor(y[:, None]), zeros))
     run = Run(Monitor(), torch.Generator().manual_seed(0), np.random.RandomState(0))
     start = choose_start(problem, kernel.theta0.numpy(), run)
     assert np.exp(start.theta[0]) > 3 / 30
@@ -138,7 +138,7 @@ def test_the_value_of_a_sum_is_that_of_its_exact_process():
     kernel = compile_kernel(ConstantKernel() * RBF([1.0, 1.0, 1.0]) + WhiteKernel(0.1), 3)
     kernel.node = SumOverColumns(kernel.node, [0, 1, 2])
     zeros = torch.zeros(120, dtype=torch.float64)
-    problem = GPProblem(kernel, torch.tensor(X), torch.tensor(y[:, None]), zeros)
+    problem = GPProblem(kernel, Rows.of(torch.tensor(X), torch.tensor(y[:, None]), zeros))
     run = Run(Monitor(), torch.Generator().manual_seed(0), np.random.RandomState(0))
     start = choose_start(problem, kernel.theta0.numpy(), run)
     assert not np.allclose(start.theta, kernel.theta0)

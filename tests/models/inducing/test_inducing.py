@@ -11,7 +11,7 @@ from sklearn.gaussian_process.kernels import RBF, ConstantKernel, DotProduct, Ma
 
 from skscalablegp.kernels import compile_kernel
 from skscalablegp.likelihoods import Bernoulli, Gaussian, Softmax, StudentT
-from skscalablegp.linalg.gradients import GPProblem, exact_marginal_likelihood
+from skscalablegp.linalg.gradients import GPProblem, Rows, exact_marginal_likelihood
 from skscalablegp.models.inducing import (
     KernelValues,
     NaturalBelief,
@@ -28,8 +28,8 @@ KERNEL = ConstantKernel(1.3) * Matern([0.9, 1.4], nu=1.5) + WhiteKernel(0.2)
 def problem(n=40, t=1, kernel=KERNEL, extra=True):
     X = normal(n, 2, seed=1)
     Y = torch.sin(X[:, :1] * 2) + 0.3 * normal(n, t, seed=2)
-    noise = torch.linspace(0.01, 0.3, n, dtype=torch.float64) if extra else None
-    return GPProblem(compile_kernel(kernel, 2), X, Y, noise)
+    noise = torch.linspace(0.01, 0.3, n, dtype=torch.float64) if extra else 0.0
+    return GPProblem(compile_kernel(kernel, 2), Rows.of(X, Y, noise))
 
 
 def values(kernel, theta, Z, X, extra=0.0):
@@ -49,7 +49,7 @@ def test_collapsed_bound_is_its_definition(t):
     K = ours.kernel.cross(theta, ours.X, ours.X)
     Kzx, Kzz = ours.kernel.cross(theta, Z, ours.X), ours.kernel.cross(theta, Z, Z)
     Q = Kzx.T @ torch.linalg.solve(Kzz + 1e-8 * 1.3 * torch.eye(7, dtype=Q_DTYPE), Kzx)
-    D = torch.diag(ours.kernel.noise(theta, ours.X) + ours.extra_noise)
+    D = torch.diag(ours.kernel.noise(theta, ours.X) + ours.rows.noise)
     normal_ = torch.distributions.MultivariateNormal(torch.zeros(40, dtype=Q_DTYPE), Q + D)
     trace = ((K - Q).diagonal() / D.diagonal()).sum()
     expected = normal_.log_prob(ours.Y.T).sum() - 0.5 * t * trace
@@ -78,7 +78,7 @@ def test_collapsed_gradient_of_points_that_all_but_agree():
     """A condition of 1e7 and little noise: errors must not be those of the points' inverse."""
     kernel = compile_kernel(180.0 * Matern([13.0, 21.0], nu=1.5) + WhiteKernel(5e-4), 2)
     X = normal(60, 2, seed=4)
-    ours = GPProblem(kernel, X, torch.sin(X[:, :1]), None)
+    ours = GPProblem(kernel, Rows.of(X, torch.sin(X[:, :1])))
     grads = torch.stack(
         [
             collapsed_bound(

@@ -16,7 +16,7 @@ from watching import Watch
 from skscalablegp import SGPRRegressor, SVGPClassifier, SVGPRegressor
 from skscalablegp.core.training import Adam
 from skscalablegp.kernels import TorchKernel, compile_kernel
-from skscalablegp.linalg.gradients import Repeats
+from skscalablegp.linalg.gradients import Rows
 from skscalablegp.models.inducing import NaturalBelief, WhitenedBelief
 from skscalablegp.models.inducing._collapsed import BlocksHere, left_out_scales
 from skscalablegp.priors import LogNormal
@@ -451,9 +451,7 @@ def test_scales_are_the_best_for_rows_left_out():
     y = np.sin(3 * X[:, 0]) + 0.3 * rng.standard_normal(80)
     kernel = compile_kernel(ConstantKernel(1.0) * RBF(0.5) + WhiteKernel(1e-4), 1)
     Z = np.linspace(-2, 2, 9)[:, None]
-    noise = torch.zeros(80, dtype=torch.float64)
-    repeats = Repeats.none(80, noise.dtype, noise.device)
-    rows = torch.tensor(X), torch.tensor(y)[:, None], noise, repeats
+    rows = Rows.of(torch.tensor(X), torch.tensor(y)[:, None])
     blocks = BlocksHere(lambda: iter([rows]))
     prior, noise = left_out_scales(kernel, kernel.theta0, torch.tensor(Z), blocks, rows)
 

@@ -12,7 +12,7 @@ from sklearn.gaussian_process.kernels import RBF, Matern, WhiteKernel
 
 from skscalablegp import IterativeGPRegressor, to_torch
 from skscalablegp.kernels import compile_kernel
-from skscalablegp.linalg.gradients import GPProblem, Repeats
+from skscalablegp.linalg.gradients import GPProblem, Rows
 from skscalablegp.linalg.solvers import Progress, solve
 from skscalablegp.models.iterative._early_end import HeldOutErrors
 from skscalablegp.models.iterative._final_solve import _estimate_likelihood, _log_det
@@ -26,7 +26,7 @@ def problem_of(n, t=2, noise=0.01):
     Y = torch.stack([torch.sin(3 * X[:, 0]) * X[:, 1], torch.cos(2 * X[:, 1])][:t], 1)
     Y = Y + noise**0.5 * torch.tensor(rng.standard_normal((n, t)))
     kernel = compile_kernel(Matern(0.8, nu=1.5) + WhiteKernel(noise), 2)
-    return GPProblem(kernel, X, Y, keep=False)
+    return GPProblem(kernel, Rows.of(X, Y), keep=False)
 
 
 SOLVED = torch.ones(40, dtype=torch.bool)
@@ -41,8 +41,7 @@ def test_errors_are_those_of_the_corrected_mean(keep, noisy):
     Y, noise, rng = problem.Y, torch.full((40,), 0.01).double(), np.random.default_rng(1)
     if noisy:
         counts, known = (torch.tensor(rng.uniform(0.1, 3, 40)) for _ in range(2))
-        repeats = Repeats(counts, torch.zeros_like(counts))
-        problem = replace(problem, extra_noise=known, repeats=repeats)
+        problem = replace(problem, rows=Rows.of(problem.X, Y, known, counts))
         noise = (noise + known) / counts
     operator = problem.operator(problem.kernel.theta0)
     H = torch.tensor(Matern(0.8, nu=1.5)(problem.X.numpy())) + noise.diag()

@@ -26,7 +26,7 @@ from skscalablegp.core import fitted_process
 from skscalablegp.core.training import Budget, Monitor, QuasiNewton, train
 from skscalablegp.gradients import PathwiseGradient
 from skscalablegp.kernels import compile_kernel
-from skscalablegp.linalg.gradients import GPProblem, GradientState
+from skscalablegp.linalg.gradients import GPProblem, GradientState, Rows
 from skscalablegp.linalg.preconditioners import build_preconditioner
 from skscalablegp.linalg.solvers import LogDet
 from skscalablegp.models.iterative._final_solve import _estimate_likelihood, _log_det
@@ -60,12 +60,12 @@ def test_a_preconditioner_without_a_bound_gives_none(stand_in):
     """The covariance of other hyperparameters is ten times H: nothing bounds the quotient by 1."""
     n, X = 200, torch.linspace(0, 1, 200, dtype=torch.float64)[:, None]
     compiled = compile_kernel(Matern(nu=0.5) + WhiteKernel(0.1), 1)
-    problem = GPProblem(compiled, X, torch.sin(9 * X), None)
+    problem = GPProblem(compiled, Rows.of(X, torch.sin(9 * X)))
     operator = problem.operator(compiled.theta0)
     H = operator.to_dense()
     truth = float(MultivariateNormal(H.new_zeros(n), H).log_prob(problem.Y[:, 0]))
     V = torch.linalg.solve(H, problem.Y)
-    ten = GPProblem(compile_kernel(10.0 * Matern(nu=0.5) + WhiteKernel(1.0), 1), X, problem.Y, None)
+    ten = replace(problem, kernel=compile_kernel(10.0 * Matern(nu=0.5) + WhiteKernel(1.0), 1))
     other = PivotedCholesky(20).build(ten.operator(ten.kernel.theta0))
     seen = []
 
@@ -250,7 +250,8 @@ def sets_of_rows():
     X = rng.random((60, 2))
     y = np.sin(6 * X[:, 0]) + 0.1 * rng.standard_normal(60)
     kernel = ConstantKernel(1.5) * RBF([0.4, 0.7]) + WhiteKernel(0.1)
-    problem = GPProblem(compile_kernel(kernel, 2), torch.as_tensor(X), torch.as_tensor(y)[:, None])
+    rows = Rows.of(torch.as_tensor(X), torch.as_tensor(y)[:, None])
+    problem = GPProblem(compile_kernel(kernel, 2), rows)
     sets = torch.as_tensor(np.array([rng.permutation(60)[:12] for _ in range(7)]))
     return X, y, kernel, problem, sets
 
@@ -312,9 +313,7 @@ def test_neighbourhoods_are_factorised_together_on_a_device():
     ours = estimator.estimate(problem, theta, GradientState())[0]
     density = _density(problem, theta.numpy(), sets, 1e-3)
     with simulated() as gpu:
-        on = {name: getattr(problem, name).to("cuda") for name in ("X", "Y")}
-        arrays = {name: getattr(problem.repeats, name).to("cuda") for name in ("counts", "within")}
-        there = replace(problem, **on, repeats=replace(problem.repeats, **arrays))
+        there = replace(problem, rows=problem.rows.to(torch.float64, torch.device("cuda")))
         for some in (sets[:4].to("cuda"), sets.to("cuda")):
             gpu.forget()
             found = NeighbourhoodGradient(some, 1e-3).estimate(there, theta, GradientState())[0]
@@ -368,7 +367,7 @@ def test_jitter_is_reported_in_the_units_of_the_scaled_kernel(thresholds, stand_
 def test_the_preconditioner_of_the_mean_is_as_large_as_memory_and_time_allow(stand_in):
     solves = Solves(named_solver("block_cg"), named_solver("block_cg"), 0.01, 1000)
     kernel = compile_kernel(RBF() + WhiteKernel(), 1)
-    operator = GPProblem(kernel, torch.zeros(36_000, 1), torch.zeros(36_000, 1)).operator(
+    operator = GPProblem(kernel, Rows.of(torch.zeros(36_000, 1), torch.zeros(36_000, 1))).operator(
         kernel.theta0
     )
 

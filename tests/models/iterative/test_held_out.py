@@ -13,7 +13,7 @@ from sklearn.gaussian_process.kernels import Matern, WhiteKernel
 from skscalablegp import IterativeGPRegressor, to_torch
 from skscalablegp.core.training import Budget
 from skscalablegp.kernels import compile_kernel
-from skscalablegp.linalg.gradients import GPProblem, Repeats
+from skscalablegp.linalg.gradients import GPProblem, Rows
 from skscalablegp.linalg.solvers import Solution
 from skscalablegp.models.iterative import IterativePosterior
 from skscalablegp.models.iterative._base import LeftOut
@@ -30,7 +30,7 @@ def test_a_solve_without_some_rows_by_dense_algebra(ended):
     rng = np.random.default_rng(0)
     X, Y = torch.tensor(rng.uniform(-2, 2, (50, 2))), torch.tensor(rng.standard_normal((50, 2)))
     kernel = compile_kernel(Matern(0.8, nu=1.5) + WhiteKernel(0.1), 2)
-    problem = GPProblem(kernel, X, Y, keep=True)
+    problem = GPProblem(kernel, Rows.of(X, Y), keep=True)
     others = np.setdiff1d(np.arange(50), HELD)
     left = None if ended else torch.tensor(rng.standard_normal((47, 2)))
 
@@ -60,9 +60,8 @@ def raw_and_merged(counts, t=2):
     Y = np.sin(2 * X[many, :1]) + 0.4 * rng.standard_normal((len(many), t))
     means = np.stack([Y[many == i].mean(0) for i in range(n)])
     within = [np.square(Y[many == i] - means[i]).sum() for i in range(n)]
-    repeats = Repeats(torch.tensor(counts, dtype=torch.float64), torch.tensor(within))
-    tensors = torch.tensor(X), torch.tensor(means)
-    problem = GPProblem(compile_kernel(kernel, 2), *tensors, keep=True, repeats=repeats)
+    rows = Rows.of(torch.tensor(X), torch.tensor(means), 0.0, counts, within)
+    problem = GPProblem(compile_kernel(kernel, 2), rows, keep=True)
 
     def log_density(rows):
         part = np.isin(many, rows)
@@ -107,7 +106,7 @@ def test_held_out_rows_add_to_the_likelihood_by_the_chain_rule(merged, threshold
 def test_some_of_the_held_out_rows_stand_for_all_with_a_standard_error():
     rng = np.random.default_rng(0)
     X, Y = torch.tensor(rng.uniform(-2, 2, (400, 1))), torch.tensor(rng.standard_normal((400, 1)))
-    problem = GPProblem(compile_kernel(Matern(0.8, nu=1.5) + WhiteKernel(0.1), 1), X, Y)
+    problem = GPProblem(compile_kernel(Matern(0.8, nu=1.5) + WhiteKernel(0.1), 1), Rows.of(X, Y))
     theta, variance = problem.kernel.theta0, torch.tensor(rng.uniform(0.5, 2, 400))
     rows = torch.arange(400)
     every = LeftOut(problem, rows, Y, variance, "held-out").in_turn(theta, 400)[0]

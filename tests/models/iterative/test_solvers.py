@@ -16,7 +16,7 @@ from skscalablegp import IterativeGPRegressor
 from skscalablegp.core.training import Budget, Monitor, train
 from skscalablegp.gradients import ExactGradient, PathwiseGradient, StandardGradient
 from skscalablegp.kernels import compile_kernel
-from skscalablegp.linalg.gradients import GPProblem, resolve_gradient
+from skscalablegp.linalg.gradients import GPProblem, Rows, resolve_gradient
 from skscalablegp.solvers import ADASAP, AP, CG, SDD, SGD, BlockCG, Cholesky, End
 from skscalablegp.training import Adam
 
@@ -227,7 +227,7 @@ def test_a_time_budget_ends_the_solve_under_way(gradient, seconds):
     X, y = problem(300)
     settings = {"solver": SGD(20), "solver_tol": 1e-9, "solver_max_epochs": 10_000}
     kernel = RBF([1.0, 1.0]) + WhiteKernel(0.1)
-    gp = GPProblem(compile_kernel(kernel, 2), torch.tensor(X), torch.tensor(y[:, None]))
+    gp = GPProblem(compile_kernel(kernel, 2), Rows.of(torch.tensor(X), torch.tensor(y[:, None])))
     estimator = {"standard": StandardGradient, "pathwise": PathwiseGradient}[gradient]
     looks = count()
     with clock(lambda: float(next(looks))):

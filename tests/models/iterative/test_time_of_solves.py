@@ -11,7 +11,7 @@ from sklearn.gaussian_process.kernels import RBF, WhiteKernel
 from skscalablegp import IterativeGPRegressor
 from skscalablegp.core.training import Budget
 from skscalablegp.kernels import compile_kernel
-from skscalablegp.linalg.gradients import GPProblem
+from skscalablegp.linalg.gradients import GPProblem, Rows
 from skscalablegp.linalg.operators import KernelOperator
 from skscalablegp.linalg.solvers import Solution
 from skscalablegp.solvers import End
@@ -69,7 +69,7 @@ def test_every_path_ends_by_the_budget(settings, seconds):
 
 def rows_of_noise(n):
     X = torch.tensor(np.random.default_rng(0).standard_normal((n, 2)))
-    return GPProblem(compile_kernel(RBF() + WhiteKernel(0.1), 2), X, X[:, :1], keep=True)
+    return GPProblem(compile_kernel(RBF() + WhiteKernel(0.1), 2), Rows.of(X, X[:, :1]), keep=True)
 
 
 @pytest.mark.parametrize(

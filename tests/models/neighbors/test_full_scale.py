@@ -14,7 +14,7 @@ from skscalablegp import NNGPRegressor, to_torch
 from skscalablegp.core import Machine, fitted_process
 from skscalablegp.export import NotExportable
 from skscalablegp.kernels import Categorical, Columns, compile_kernel
-from skscalablegp.linalg.gradients import GPProblem, exact_marginal_likelihood
+from skscalablegp.linalg.gradients import GPProblem, Rows, exact_marginal_likelihood
 from skscalablegp.models.neighbors import Metric
 from skscalablegp.models.neighbors._full_scale import WholeLikelihood, earlier_rows
 from skscalablegp.models.neighbors._plan import plan
@@ -40,7 +40,8 @@ def problem(name="default", n=40):
         X[:, 1] = np.arange(n) % 3
     Y = torch.tensor(np.column_stack([y, np.cos(3 * y)]))
     kernel = compile_kernel(KERNELS[name], 2)
-    p = GPProblem(kernel, torch.tensor(X), Y, torch.linspace(0.01, 0.3, n, dtype=torch.float64))
+    noise = torch.linspace(0.01, 0.3, n, dtype=torch.float64)
+    p = GPProblem(kernel, Rows.of(torch.tensor(X), Y, noise))
     return p, kernel.theta0
 
 
@@ -164,7 +165,7 @@ def test_predictions_are_those_of_the_joint_process():
     Y = np.column_stack([y, np.cos(y)])
     ours = model(n_inducing=15, dtype="float64").fit(X, Y, noise_variance=noise)
     Z = torch.tensor(X[ours._inducing])
-    p = GPProblem(compile_kernel(KERNEL, 2), torch.tensor(X), torch.tensor(Y), torch.tensor(noise))
+    p = GPProblem(compile_kernel(KERNEL, 2), Rows.of(torch.tensor(X), torch.tensor(Y), noise))
     theta = p.kernel.theta0
     near = earlier_rows(Metric(p.kernel, theta, p.X).points, 12, ours._order_seed)
     covariance, U, L = dense(p, theta, Z, near)

@@ -27,7 +27,7 @@ from skscalablegp import NNGPRegressor
 from skscalablegp.core import Machine, fitted_process
 from skscalablegp.core.posteriors import ExactPosterior
 from skscalablegp.kernels import Categorical, Columns, LowRankCategorical, compile_kernel
-from skscalablegp.linalg.gradients import GPProblem, Repeats, exact_marginal_likelihood
+from skscalablegp.linalg.gradients import GPProblem, Rows, exact_marginal_likelihood
 from skscalablegp.models.neighbors import Metric, Scales, neighbours_of
 from skscalablegp.models.neighbors._local import (
     blocks,
@@ -65,14 +65,13 @@ def table(n=80, seed=0, m=9):
     return X[:n], y[:n], X[n:]
 
 
-def problem(kernel, n=40, t=2, codes=False, noise=None):
+def problem(kernel, n=40, t=2, codes=False, noise=0.0):
     X, y, X_new = table(n)
     if codes:
         X[:, 1], X_new[:, 1] = np.arange(n) % 3, np.arange(len(X_new)) % 3
     Y = torch.tensor(np.column_stack([y, np.cos(3 * y)])[:, :t])
     compiled = compile_kernel(kernel, 2)
-    known = None if noise is None else torch.tensor(noise)
-    return GPProblem(compiled, torch.tensor(X), Y, known), torch.tensor(X_new)
+    return GPProblem(compiled, Rows.of(torch.tensor(X), Y, noise)), torch.tensor(X_new)
 
 
 def of(name, **more):
@@ -203,7 +202,7 @@ def test_predictions_keep_no_matrix(dtype):
     rng, m = np.random.default_rng(0), 1100
     X = torch.from_numpy(rng.uniform(-2, 2, (m + 8, 3)))
     compiled = compile_kernel(Matern() + WhiteKernel(0.1), 3)
-    problem = GPProblem(compiled, X, X.sum(1, keepdim=True))
+    problem = GPProblem(compiled, Rows.of(X, X.sum(1, keepdim=True)))
     near = torch.stack([torch.arange(m) + i for i in range(8)])
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # a mode sees what its own thread does
@@ -393,7 +392,7 @@ def test_priors_count_beside_all_observations_of_equal_rows():
     p = replace(
         p,
         kernel=compile_kernel(KERNEL, 2, priors=priors),
-        repeats=Repeats(torch.tensor(1.0 * counts), torch.tensor(within)),
+        rows=Rows.of(p.X, p.Y, p.rows.noise, counts, within),
     )
     theta, rows = p.kernel.theta0, torch.arange(150)
     near = neighbours_of(p, theta, rows, 12)
@@ -627,7 +626,7 @@ def test_errors_of_rows_that_nearly_agree_keep_their_digits():
     X[1::2] += 5e-4
     y = np.sin(2 * X[:, :1]) + 0.01 * rng.standard_normal((120, 1))
     kernel = compile_kernel(ConstantKernel(1.0) * Matern(1.0, nu=1.5) + WhiteKernel(1e-6), 2)
-    p = GPProblem(kernel, torch.tensor(X), torch.tensor(y))
+    p = GPProblem(kernel, Rows.of(torch.tensor(X), torch.tensor(y)))
     new = torch.tensor(rng.uniform(-2, 2, (20, 2))) + 4.0
     near = torch.cdist(new, p.X).argsort(1)[:, :40]
 
@@ -648,7 +647,7 @@ def test_calibration_with_a_prior_variance_of_a_smooth_function():
     y = np.sin(X[:, 0]) * np.cos(X[:, 1]) + 0.05 * rng.standard_normal(1500)
     kernel = ConstantKernel(1e5) * Matern([150, 150], nu=1.5) + WhiteKernel(0.0025)
     problem = compile_kernel(kernel, 2)
-    problem = GPProblem(problem, torch.tensor(X), torch.tensor(y[:, None]))
+    problem = GPProblem(problem, Rows.of(torch.tensor(X), torch.tensor(y[:, None])))
     theta, rows = problem.kernel.theta0 - 0.1, torch.arange(0, 1500, 2)
     near = neighbours_of(problem, theta, rows, 50)
     scales = Scales(problem, theta)
@@ -670,7 +669,7 @@ def test_local_scales_are_for_uneven_noise_and_can_be_switched_off():
 
 def test_calibration_of_a_kernel_without_variance_between_copies():
     p, _ = problem(ConstantKernel(1.0) * RBF(1.0), t=1)
-    twice = GPProblem(p.kernel, p.X.repeat(2, 1), torch.cat([p.Y, p.Y + 0.1]))
+    twice = GPProblem(p.kernel, Rows.of(p.X.repeat(2, 1), torch.cat([p.Y, p.Y + 0.1])))
     near = torch.arange(40, 80)[:, None]
     found = Scales(twice, p.kernel.theta0).best(torch.arange(40), near, torch.float64)
     assert np.isfinite([found.scale, found.density]).all() and found.scale > 1
@@ -736,7 +735,7 @@ def test_a_row_is_never_its_own_neighbour():
     p, _ = of("default")
     X = p.X.clone()
     X[5:15] = X[5]  # ten equal rows
-    p = GPProblem(p.kernel, X, p.Y)
+    p = GPProblem(p.kernel, Rows.of(X, p.Y))
     near = neighbours_of(p, p.kernel.theta0, torch.arange(40), 3)
     assert (near != torch.arange(40)[:, None]).all()
     assert all(len(set(row.tolist())) == 3 for row in near)
