@@ -140,6 +140,7 @@ def figure1(rank, control, repeats=150):
     """Of mu'Phi'Phi mu / s2 and of its gradient, at 10,000 features and draws of 500."""
     from skscalablegp.kernels import compile_kernel
     from skscalablegp.likelihoods import Gaussian
+    from skscalablegp.linalg.gradients import Rows
     from skscalablegp.models.sampled import (
         BasisDraw,
         Control,
@@ -164,7 +165,7 @@ def figure1(rank, control, repeats=150):
     X = torch.as_tensor(X, dtype=torch.float32)
     mu = torch.as_tensor(rng.standard_normal((2, m // 2, 1)), dtype=torch.float32)
     p = torch.as_tensor(rng.permutation(n)[: max(rank, 1)])
-    support = SupportRows(compiled, theta, X[p], X[p, :1], X[p[:1]], X[p[:1], :1])
+    support = SupportRows(compiled, theta, Rows.of(X[p], X[p, :1]), Rows.of(X[p[:1]], X[p[:1], :1]))
     a = basis.part(np.arange(basis.n_blocks)).evaluate(theta, X[p]) @ mu.reshape(-1, 1)
     known_noise = NoiseAtRows(Gaussian(), noise, 1 / noise)
     values, gradients, square = [], [], torch.zeros(b, 1)

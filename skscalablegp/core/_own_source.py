@@ -16,6 +16,7 @@ from torch import Generator, Tensor
 from .._calls import Call
 from .._validation import check_noise
 from ..linalg.blocks import watched
+from ..linalg.gradients import Rows
 from ..ranks import Parts, Ranks
 from ._minibatch import GPClassifierBase
 from ._own_rows import RawRows, raw_rows, read_parts
@@ -161,7 +162,7 @@ class SharedSource:
         return len(self)
 
     @cached_property
-    def counts(self) -> np.ndarray:
+    def weight(self) -> np.ndarray:
         """Ones, because equal rows are not merged."""
         return np.ones(len(self))
 
@@ -191,9 +192,9 @@ class SharedSource:
 
     def here(self) -> RowSource:
         """All rows in this process."""
-        noise = np.concatenate(self.work.each(_own_noise)) if self.noisy else None
+        noise = np.concatenate(self.work.each(_own_noise)) if self.noisy else 0.0
         X, Y = self.originals(np.arange(len(self)))
-        return RowSource(X, Y, self.scaling, self.dtype, self.device, noise)
+        return RowSource.of(X, Y, self.scaling, self.dtype, self.device, noise)
 
     def subset(self, index: np.ndarray) -> SharedSource:
         """Some of the rows, by ascending number, which stay where they are."""
@@ -207,21 +208,13 @@ class SharedSource:
         values, where = np.unique(np.concatenate(values), axis=0, return_inverse=True)
         return values, np.bincount(where.ravel(), np.concatenate(counts))
 
-    def rows(self, index: np.ndarray | Tensor | slice) -> tuple[Tensor, Tensor]:
-        X, Y = self.work.picked(self._numbers(index), _scaled)
-        return self._tensor(X), self._tensor(Y)
+    def take(self, index: np.ndarray | Tensor | slice) -> Rows:
+        parts = self.work.picked(self._numbers(index), _scaled, self.noisy)
+        return Rows.of(*(torch.from_numpy(part).to(self.device) for part in parts))
 
     def originals(self, index: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         X, Y = SharedWork.of(self.raw).picked(index, _rows)
         return X, Y
-
-    def known(self, index: np.ndarray | Tensor | slice) -> Float[Tensor, " m"] | float:
-        if not self.noisy:
-            return 0.0
-        return self._tensor(*self.work.picked(self._numbers(index), _known))
-
-    def weights(self, index: np.ndarray | Tensor | slice) -> Float[Tensor, " m"]:
-        return torch.ones(len(self._numbers(index)), dtype=self.dtype, device=self.device)
 
     def ranges(self) -> tuple[np.ndarray, np.ndarray]:
         with watched(None):
@@ -240,9 +233,6 @@ class SharedSource:
 
     def _numbers(self, index: np.ndarray | Tensor | slice) -> np.ndarray | Tensor:
         return np.arange(len(self))[index] if isinstance(index, slice) else index
-
-    def _tensor(self, array: np.ndarray) -> Tensor:
-        return torch.from_numpy(array).to(self.device)
 
 
 # ---------------------------------------------------------------- on all ranks
@@ -315,18 +305,16 @@ def _source(
     noisy: bool,
     resident: bool,
 ) -> RowSource:
-    noise = _noise(raw, scaling, likelihood) if noisy else None
-    source = RowSource(raw.X, raw.y, scaling, dtype, device, noise)
+    noise = _noise(raw, scaling, likelihood) if noisy else 0.0
+    source = RowSource.of(raw.X, raw.y, scaling, dtype, device, noise)
     return source.resident() if resident else source
 
 
-def _scaled(source: RowSource, rows: np.ndarray) -> tuple[np.ndarray, ...]:
-    return tuple(part.cpu().numpy() for part in source.rows(rows))
-
-
-def _known(source: RowSource, rows: np.ndarray) -> tuple[np.ndarray]:
-    return (torch.as_tensor(source.known(rows)).cpu().numpy(),)
+def _scaled(source: RowSource, rows: np.ndarray, noisy: bool) -> tuple[np.ndarray, ...]:
+    """Inputs and targets of some rows, and their known noise if there is any."""
+    some = source.take(rows)
+    return tuple(part.cpu().numpy() for part in (some.X, some.Y, some.noise)[: 2 + noisy])
 
 
 def _own_noise(source: RowSource) -> np.ndarray:
-    return np.asarray(source.noise)
+    return np.array(source.noise)

@@ -118,6 +118,7 @@ def test_equal_counts_give_the_batches_of_an_epoch():
 
 def test_resident_rows_are_those_of_the_table():
     X, Y = np.random.default_rng(0).normal(size=(20_000, 2)), np.arange(20_000.0)[:, None]
-    source = RowSource(X, Y, Scaling(np.ones(2), np.full(2, 3.0), np.zeros(1), np.full(1, 2.0)))
-    for a, b in zip(source.resident().rows(slice(None)), source.rows(slice(None)), strict=True):
+    source = RowSource.of(X, Y, Scaling(np.ones(2), np.full(2, 3.0), np.zeros(1), np.full(1, 2.0)))
+    found = (vars(s.take(slice(None))).values() for s in (source.resident(), source))
+    for a, b in zip(*found, strict=True):
         assert torch.equal(a, b)

@@ -199,23 +199,23 @@ def test_constant_columns_among_many_have_no_scale_of_rounding(value, block):
 def make_source(n=10, dtype=torch.float64):
     rng = np.random.default_rng(1)
     X, Y = rng.uniform(5, 9, (n, 2)), rng.standard_normal((n, 3))
-    return RowSource(X, Y, Scaling(*column_moments(X), *column_moments(Y)), dtype)
+    return RowSource.of(X, Y, Scaling(*column_moments(X), *column_moments(Y)), dtype)
 
 
 def test_rows_are_standardised_wherever_they_are(tmp_path):
     source = make_source()
-    X, Y = source.rows(slice(None))
+    rows = source.take(slice(None))
+    X, Y = rows.X, rows.Y
     assert_allclose(X.mean(0), 0, atol=1e-12)
     assert_allclose(Y.std(0, correction=0), 1)
     stored = np.memmap(tmp_path / "X", dtype=float, mode="w+", shape=source.X.shape)
     stored[:] = source.X
     index = torch.tensor([3, 1, 4])
-    for other in (source.resident(), RowSource(stored, source.Y, source.scaling, torch.float64)):
-        torch.testing.assert_close(other.rows(index)[0], X[index])
-        torch.testing.assert_close(torch.cat([x for x, _ in other.blocks(4)]), X)
-    torch.testing.assert_close(
-        source.resident().subset(index.numpy()).rows(slice(None))[1], Y[index]
-    )
+    for other in (source.resident(), RowSource.of(stored, source.Y, source.scaling, torch.float64)):
+        torch.testing.assert_close(other.take(index).X, X[index])
+        torch.testing.assert_close(torch.cat([some.X for some in other.blocks(4)]), X)
+    some = source.resident().subset(index.numpy())
+    torch.testing.assert_close(some.take(slice(None)).Y, Y[index])
 
 
 def test_batches_are_epochs_without_replacement():

@@ -113,8 +113,8 @@ MUTANTS = [
     (
         "counts of merged rows do not reach the process of the first layer",
         "exact_problem",
-        "Rows.of(X, Y, noise, source.weights(slice(None)))",
-        "Rows.of(X, Y, noise)",
+        "rows = source.take(slice(None))",
+        "rows = replace(source, weight=np.ones(len(source))).take(slice(None))",
         "tests/models/deep/test_dkl.py -k counts_merged",
     ),
 ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ import torch
 from jaxtyping import Float
 from torch import Generator, Tensor
 
+from ...linalg.gradients import Rows
 from ._merging import have_merged
 from ._row_work import RowWork
 from ._subsets import RandomOrder
@@ -26,6 +28,7 @@ MOVED = 10.0
 _FEWEST_LIMITED = 20
 # Tables up to this size are held as tensors; larger ones are read batch by batch.
 _RESIDENT_BYTES = 2**28
+_CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True)
@@ -262,29 +265,40 @@ class RowSource:
     dtype : torch.dtype
         Precision of the tensors.
     device : torch.device
-    noise : ndarray of shape (n,), optional
+    noise : ndarray of shape (n,)
         Known noise variances in the model's units.
-    counts : ndarray of shape (n,), optional
-        How many equal rows each row stands for; one by default.
+    weight : ndarray of shape (n,)
+        How many equal rows each row stands for.
     """
 
     X: np.ndarray
     Y: np.ndarray
     scaling: Scaling
-    dtype: torch.dtype = torch.float32
-    device: torch.device = torch.device("cpu")
-    noise: np.ndarray | None = None
-    _resident: tuple[Tensor, Tensor] | None = None
-    counts: np.ndarray = None  # type: ignore[assignment]
+    dtype: torch.dtype
+    device: torch.device
+    noise: np.ndarray
+    weight: np.ndarray
+    _resident: Rows | None = None
 
-    def __post_init__(self) -> None:
-        if self.counts is None:
-            object.__setattr__(self, "counts", np.ones(len(self.X)))
+    @classmethod
+    def of(
+        cls,
+        X: np.ndarray,
+        Y: np.ndarray,
+        scaling: Scaling,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device = _CPU,
+        noise: np.ndarray | float = 0.0,
+        weight: np.ndarray | float = 1.0,
+    ) -> RowSource:
+        """The rows of a table; one number stands for all, which takes no memory."""
+        noise, weight = (np.broadcast_to(np.float64(part), len(X)) for part in (noise, weight))
+        return cls(X, Y, scaling, dtype, device, noise, weight)
 
     @property
     def n_rows(self) -> float:
-        """The number of rows before they were merged: the sum of their counts."""
-        return float(self.counts.sum())
+        """The number of rows before they were merged: the sum of their weights."""
+        return float(self.weight.sum())
 
     def __len__(self) -> int:
         return len(self.X)
@@ -295,12 +309,14 @@ class RowSource:
         if self._resident is not None or (self.X.size + self.Y.size) * size > _RESIDENT_BYTES:
             return self
         on: dict = {"dtype": self.dtype, "device": self.device}
-        parts = torch.empty(self.X.shape, **on), torch.empty(self.Y.shape, **on)
+        X, Y = torch.empty(self.X.shape, **on), torch.empty(self.Y.shape, **on)
         for start in range(0, len(self), BLOCK_ROWS):
             some = slice(start, start + BLOCK_ROWS)
-            for part, rows in zip(parts, self.rows(some), strict=True):
-                part[some] = rows
-        return replace(self, _resident=parts)
+            rows = self.take(some)
+            X[some], Y[some] = rows.X, rows.Y
+        return replace(
+            self, _resident=Rows.of(X, Y, torch.tensor(self.noise), torch.tensor(self.weight))
+        )
 
     def converted(self, dtype: torch.dtype, device: torch.device | None = None) -> RowSource:
         """The same rows in another precision, held as tensors no more."""
@@ -317,28 +333,26 @@ class RowSource:
 
     def subset(self, index: np.ndarray) -> RowSource:
         """Some of the rows, in the same units."""
-        noise = None if self.noise is None else self.noise[index]
-        parts = {"X": self.X[index], "Y": self.Y[index], "noise": noise}
-        return replace(self, _resident=None, counts=self.counts[index], **parts)
+        names = ("X", "Y", "noise", "weight")
+        parts = {name: getattr(self, name)[index] for name in names}
+        return replace(self, _resident=None, **parts)
 
     def labels(self) -> tuple[Float[np.ndarray, "n t"], Float[np.ndarray, " n"]]:
         """The targets of a classifier, and how many rows each row of them stands for."""
-        return self.Y, self.counts
+        return self.Y, self.weight
 
-    def rows(self, index: np.ndarray | Tensor | slice) -> tuple[Tensor, Tensor]:
-        """Scaled inputs (m, d) and targets (m, t) of some rows."""
+    def take(self, index: np.ndarray | Tensor | slice) -> Rows:
+        """Some rows, scaled, as tensors."""
         if self._resident is not None:
-            X, Y = self._resident
-            if isinstance(index, slice):
-                return X[index], Y[index]
-            index = torch.as_tensor(index, device=self.device)
-            return X.index_select(0, index), Y.index_select(0, index)
+            at = index if isinstance(index, slice) else torch.as_tensor(index, device=self.device)
+            return self._resident.take(at)
         if isinstance(index, Tensor):
             index = index.cpu().numpy()
         s = self.scaling
-        X = torch.as_tensor(_scaled(self.X[index], s.x_mean, s.x_scale))
-        Y = torch.as_tensor(_scaled(self.Y[index], s.y_mean, s.y_scale))
-        return X.to(self.device, self.dtype), Y.to(self.device, self.dtype)
+        X = _scaled(self.X[index], s.x_mean, s.x_scale)
+        Y = _scaled(self.Y[index], s.y_mean, s.y_scale)
+        parts = X, Y, np.array(self.noise[index]), np.array(self.weight[index])
+        return Rows.of(*(torch.as_tensor(part).to(self.device, self.dtype) for part in parts))
 
     def originals(self, index: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Some rows in their own units, and their targets."""
@@ -348,38 +362,24 @@ class RowSource:
         """The lowest and the highest entry of each column, as `column_ranges`."""
         return column_ranges(self.X)
 
-    @property
+    @cached_property
     def noisy(self) -> bool:
         """Whether there is known noise."""
-        return self.noise is not None
+        return bool(self.noise.any())
 
-    def known(self, index: np.ndarray | Tensor | slice) -> Float[Tensor, " m"] | float:
-        """Known noise variances of some rows; 0 without known noise."""
-        if self.noise is None:
-            return 0.0
-        if isinstance(index, Tensor):
-            index = index.cpu().numpy()
-        return torch.as_tensor(self.noise[index]).to(self.device, self.dtype)
-
-    def weights(self, index: np.ndarray | Tensor | slice) -> Float[Tensor, " m"]:
-        """The counts of some rows."""
-        if isinstance(index, Tensor):
-            index = index.cpu().numpy()
-        return torch.as_tensor(self.counts[index]).to(self.device, self.dtype)
-
-    def blocks(self, size: int = BLOCK_ROWS) -> Iterator[tuple[Tensor, Tensor]]:
+    def blocks(self, size: int = BLOCK_ROWS) -> Iterator[Rows]:
         """All rows in order, `size` at a time."""
         for start in range(0, len(self), size):
-            yield self.rows(slice(start, start + size))
+            yield self.take(slice(start, start + size))
 
     def batches(self, size: int, generator: Generator) -> Iterator[tuple[Tensor, Tensor]]:
         """Numbers and weights of rows, as `counted_batches` draws them."""
-        return counted_batches(torch.as_tensor(self.counts).to(self.device), size, generator)
+        return counted_batches(torch.tensor(self.weight).to(self.device), size, generator)
 
     @property
     def most_noise(self) -> float:
         """The largest known noise variance."""
-        return 0.0 if self.noise is None else float(np.max(self.noise, initial=0.0))
+        return float(np.max(self.noise, initial=0.0))
 
 
 class _Shuffled(Iterator[tuple[Tensor, Tensor]]):

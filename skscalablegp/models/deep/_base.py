@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -61,7 +60,6 @@ from ._source import (
     check_roughness,
     first_factors,
     known_noise_of,
-    noise_of,
     ranges,
     resident,
     split_rows,
@@ -169,7 +167,7 @@ class DeepKernelRegressorBase(FurtherRows):
             self._learn(stepper, steps, source, run)
             if is_default(self) and rows.held_out is not None:
                 check_roughness(stepper.unexplained(), source, run)
-            kept = repeated(source.counts, run.random_state)
+            kept = repeated(source.weight, run.random_state)
             self._kept = (*source.originals(kept), known_noise_of(source, kept))
             self._stream = 0
         return self
@@ -228,12 +226,8 @@ class DeepKernelRegressorBase(FurtherRows):
                 features, tensors = self._trained(plan.precision)
                 run.ignores(_OF_FEATURES, "the first chunk determined the features")
                 run.ignores("normalize_y", "the first chunk determined the units")
-            kept = sampled(
-                self._kept if seen else None, (X, Y, noise_of(source)), seen, random_state
-            )
-            noises = kept[2] if kept[2].any() else None
-            parts = {"X": kept[0], "Y": kept[1], "noise": noises, "counts": np.ones(len(kept[0]))}
-            sample = replace(source, _resident=None, **parts)
+            kept = sampled(self._kept if seen else None, (X, Y, source.noise), seen, random_state)
+            sample = RowSource.of(*kept[:2], source.scaling, source.dtype, source.device, kept[2])
             run.begin(X, Y, seen)
             stepper = WeightSpaceStepper(
                 features.on(on),
@@ -262,20 +256,21 @@ class DeepKernelRegressorBase(FurtherRows):
 
     def _fit_rows(self, source: RowSource, run: FitRun) -> None:
         """Fit the exact process of all standardised rows instead of a deep kernel."""
-        rows, targets = (part.cpu().numpy() for part in source.rows(slice(None)))
+        all_rows = source.take(slice(None))
+        rows, targets = all_rows.X.cpu().numpy(), all_rows.Y.cpu().numpy()
         kernel, scaling = data_scaled_kernel(rows, targets), source.scaling
         low, white = self.min_noise**2, kernel.k2.noise_level
         kernel.set_params(
             k2__noise_level=max(low, white), k2__noise_level_bounds=(low, LARGEST_NOISE)
         )
-        kept = repeated(source.counts, run.random_state)
-        parts = source.X, source.Y, noise_of(source)
+        kept = repeated(source.weight, run.random_state)
+        parts = source.X, source.Y, source.noise
         self._kept = tuple(np.array(part[kept]) for part in parts)
         self._stream = 0
         self._keep_scaling(scaling)
         units = scaling.y_mean, scaling.y_scale
-        repeats = source.counts, np.zeros(len(source))
-        table = Table(rows, targets, *units, parts[2], 0.0, *repeats)
+        repeats = np.array(source.weight), np.zeros(len(source))
+        table = Table(rows, targets, *units, np.array(parts[2]), 0.0, *repeats)
         compiled = compile_kernel(kernel, rows.shape[1])
         fit_exactly(table, compiled, StageSettings("auto"), run, planned=True)
 
@@ -302,8 +297,7 @@ class DeepKernelRegressorBase(FurtherRows):
             y_scale = np.sqrt(np.average(np.square(Y), axis=0, weights=counts))
         y_scale = self._divisors(y_scale, noise_variance)
         scaling = Scaling(*column_moments(X, robust=True), y_mean, y_scale)
-        source = self._source(X, Y, noise_variance, scaling, dtype, run, new=True)
-        return replace(source, counts=counts)
+        return self._source(X, Y, noise_variance, scaling, dtype, run, counts, new=True)
 
     def _own_source(self, own: OwnRows, dtype: torch.dtype, run: FitRun) -> SharedSource:
         """The same of rows of which each rank has its own."""
@@ -332,12 +326,12 @@ class DeepKernelRegressorBase(FurtherRows):
         scaling: Scaling,
         dtype: torch.dtype,
         run: FitRun,
+        weight: np.ndarray | float = 1.0,
         new: bool = False,
     ) -> RowSource:
         """Rows in the units of a scaling, which is `new` or that of the first rows."""
         known = self._known_noise(noise_variance, len(X), scaling, Gaussian(), reset=new)
-        noise = known if known.any() else None
-        return resident(RowSource(X, Y, scaling, dtype, run.machine.device, noise))
+        return resident(RowSource.of(X, Y, scaling, dtype, run.machine.device, known, weight))
 
     def _new_features(
         self,
@@ -374,7 +368,7 @@ class DeepKernelRegressorBase(FurtherRows):
             f"use a smaller n_components than {count}, or a narrower last layer than {q}",
         )
         with torch.no_grad():
-            rows = source.rows(slice(0, 256))[0].cpu()
+            rows = source.take(slice(0, 256)).X.cpu()
             check_features(features.embed(features.initial(generator, rows.dtype), rows))
         return features
 

@@ -216,16 +216,16 @@ def _blocks(source: RowSource, noise: float) -> Iterator[tuple[Tensor | None, ..
     """Blocks of rows, with factors for known noise, None if there is none, and counts."""
     for start in range(0, len(source), _PASS_ROWS):
         part = slice(start, start + _PASS_ROWS)
-        scale = row_scale(noise, source.known(part).double()) if source.noisy else None
-        yield *source.rows(part), scale, source.weights(part)
+        rows = source.take(part)
+        scale = row_scale(noise, rows.noise.double()) if source.noisy else None
+        yield rows.X, rows.Y, scale, rows.weight
 
 
 @torch.no_grad()
 def _held_out_rows(source: RowSource, features: DeepFeatures, *tensors: Tensor) -> HeldOutRows:
     """The features of held-out rows."""
-    X, Y = source.rows(slice(0, 0))
-    parts = [(features(tensors, X).double(), Y.double())]
-    parts += [(features(tensors, X).double(), Y.double()) for X, Y in source.blocks(_PASS_ROWS)]
-    Z, Y = (torch.cat(part) for part in zip(*parts, strict=True))
-    known = source.known(slice(None)).double() if source.noisy else 0.0
-    return HeldOutRows(Z, Y, known, source.weights(slice(None)).double())
+    parts = []
+    for rows in (source.take(slice(0, 0)), *source.blocks(_PASS_ROWS)):
+        Z = features(tensors, rows.X)
+        parts.append(tuple(part.double() for part in (Z, rows.Y, rows.noise, rows.weight)))
+    return HeldOutRows(*(torch.cat(part) for part in zip(*parts, strict=True)))

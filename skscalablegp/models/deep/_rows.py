@@ -62,14 +62,14 @@ def drawn_rows(
     if isinstance(work, SharedWork):
         return _from_ranks(work, tensors, index, others)
     source, features = work.own.source, work.own.features
-    X, Y = source.rows(index)
-    other = other_known = None
+    rows, other, other_known = source.take(index), None, None
     if others is not None:
+        more = source.take(others)
         with torch.no_grad():
-            other = features(tensors, source.rows(others)[0])
-        other_known = source.known(others) if source.noisy else None
-    known = source.known(index) if source.noisy else None
-    return DrawnRows(features(tensors, X), Y, known, other, other_known)
+            other = features(tensors, more.X)
+        other_known = more.noise if source.noisy else None
+    known = rows.noise if source.noisy else None
+    return DrawnRows(features(tensors, rows.X), rows.Y, known, other, other_known)
 
 
 def _from_ranks(
@@ -115,9 +115,9 @@ class _Shared(torch.autograd.Function):
 @torch.no_grad()
 def _evaluated(rows: DeepRows, own: np.ndarray, *tensors: Tensor) -> tuple[np.ndarray, ...]:
     """Features, targets and known noise, if there is any, of some rows."""
-    X, Y = rows.source.rows(own)
-    known = [rows.source.known(own)] if rows.source.noisy else []
-    parts = rows.features(tensors, X), Y, *map(torch.as_tensor, known)
+    some = rows.source.take(own)
+    known = [some.noise] if rows.source.noisy else []
+    parts = rows.features(tensors, some.X), some.Y, *known
     return tuple(part.cpu().numpy() for part in parts)
 
 
@@ -132,7 +132,7 @@ def _gradients(
     found: tuple[Tensor | None, ...] = (None,) * len(wanted)
     if len(own):
         with torch.enable_grad():
-            phi = rows.features(leaves, rows.source.rows(own)[0])
+            phi = rows.features(leaves, rows.source.take(own).X)
             found = torch.autograd.grad(phi, wanted, grad, allow_unused=True)
     pairs = zip(found, wanted, strict=True)
     return tuple((torch.zeros_like(x) if g is None else g).double() for g, x in pairs)

@@ -22,7 +22,7 @@ from ...core import (
 )
 from ...core.data import RowSource, rows_before_merging, whole_groups, with_equal_inputs
 from ...kernels import compile_kernel
-from ...linalg.gradients import GPProblem, Rows
+from ...linalg.gradients import GPProblem
 from ._plan import DeepPlan
 from ._stepper import TrainingRows
 
@@ -35,23 +35,16 @@ _WELL_EXPLAINED = 0.1
 _RESIDENT_NUMBERS = 2**24
 
 
-def noise_of(source: RowSource) -> np.ndarray:
-    """The known noise variance of every row, zero for rows without any."""
-    return np.zeros(len(source)) if source.noise is None else source.noise
-
-
 def exact_problem(kernel: Kernel, source: RowSource) -> GPProblem:
     """The exact process of rows in the model's units."""
-    X, Y = source.rows(slice(None))
-    noise = torch.as_tensor(noise_of(source))
-    rows = Rows.of(X, Y, noise, source.weights(slice(None)))
-    return GPProblem(compile_kernel(kernel, X.shape[1]), rows)
+    rows = source.take(slice(None))
+    return GPProblem(compile_kernel(kernel, rows.X.shape[1]), rows)
 
 
 def known_noise_of(source: RowSource | SharedSource, rows: np.ndarray) -> np.ndarray:
-    """The known noise variance of some rows, as `noise_of`."""
-    known = source.converted(torch.float64, torch.device("cpu")).known(rows)
-    return np.zeros(len(rows)) + np.asarray(known)
+    """The known noise variance of some rows."""
+    some = source.converted(torch.float64, torch.device("cpu")).take(rows)
+    return some.noise.numpy()
 
 
 def ranges(source: RowSource | SharedSource) -> tuple[torch.Tensor, torch.Tensor]:
@@ -83,7 +76,7 @@ def split_rows(
             "early_stopping=False."
         )
     order = run.random_state.permutation(len(source))
-    order, groups = with_equal_inputs(order, source.X, source.counts)
+    order, groups = with_equal_inputs(order, source.X, source.weight)
     # All copies of one input can only be divided.
     whole = whole_groups(groups, count)
     count = whole if whole < len(source) else count
@@ -95,17 +88,18 @@ def split_rows(
 
 def first_factors(source: RowSource | SharedSource, run: FitRun) -> np.ndarray | None:
     """`first_layer_factors` of some rows."""
-    rows = first_layer_rows(source.counts, source.X.shape[1], run)
+    rows = first_layer_rows(source.weight, source.X.shape[1], run)
     if rows is None:
         return None
     some = _counted(source.converted(torch.float64, torch.device("cpu")), *rows)
-    kernel = data_scaled_kernel(*(part.numpy() for part in some.rows(slice(None))))
+    rows = some.take(slice(None))
+    kernel = data_scaled_kernel(rows.X.numpy(), rows.Y.numpy())
     return first_layer_factors(exact_problem(kernel, some), len(source), run)
 
 
 def _counted(source: RowSource | SharedSource, rows: np.ndarray, counts: np.ndarray) -> RowSource:
     """Some rows in this process, with counts of their own."""
-    return replace(source.subset(rows).here(), counts=counts)
+    return replace(source.subset(rows).here(), weight=counts)
 
 
 def check_roughness(unexplained: float, source: RowSource | SharedSource, run: FitRun) -> None:
@@ -121,10 +115,11 @@ def check_roughness(unexplained: float, source: RowSource | SharedSource, run: F
         def draw(n: int, size: int) -> np.ndarray:
             return rows_to_check(n, run, size).numpy()
 
-        return _counted(exact, *rows_before_merging(source.counts, size, draw))
+        return _counted(exact, *rows_before_merging(source.weight, size, draw))
 
     few = some(FEW_ROWS)
-    kernel = data_scaled_kernel(*(part.cpu().numpy() for part in few.rows(slice(None))))
+    rows = few.take(slice(None))
+    kernel = data_scaled_kernel(rows.X.cpu().numpy(), rows.Y.cpu().numpy())
     found = exact_check(lambda: exact_problem(kernel, few), n, run)
     if found is not None:
         check = exact_problem(kernel, some(3 * FEW_ROWS))

@@ -53,9 +53,9 @@ class NeighbourBatches(Iterator[tuple[Tensor, Tensor]]):
     moving = ("_generator",)
 
     def __init__(self, source: RowSource, size: int, generator: Generator):
-        self._rows = torch.cat([X for X, _ in source.blocks()]).cpu().double().numpy()
+        self._rows = torch.cat([rows.X for rows in source.blocks()]).cpu().double().numpy()
         self._tree, self._k = cKDTree(self._rows), min(size, len(self._rows))
-        self._generator, self._counts = generator, torch.as_tensor(source.counts)
+        self._generator, self._counts = generator, torch.as_tensor(source.weight)
 
     def __next__(self) -> tuple[Tensor, Tensor]:
         chosen = int(torch.randint(len(self._rows), (), generator=self._generator))
@@ -352,8 +352,9 @@ def _unexplained(rows: DeepRows, weights: Tensor, *tensors: Tensor) -> tuple[Ten
     """The sum of squared errors and the number of rows, and sums of the targets and squares."""
     zeros = torch.zeros(weights.shape[1], dtype=torch.float64, device=weights.device)
     numbers, of_Y, of_squares = zeros.new_zeros(2), zeros, zeros
-    for X, Y in rows.source.blocks():
-        error = (Y - rows.features(tensors, X) @ weights).double().square().sum()
+    for some in rows.source.blocks():
+        Y = some.Y
+        error = (Y - rows.features(tensors, some.X) @ weights).double().square().sum()
         numbers = numbers + torch.stack([error, error.new_tensor(len(Y))])
         of_Y, of_squares = of_Y + Y.double().sum(0), of_squares + Y.double().square().sum(0)
     return numbers, of_Y, of_squares

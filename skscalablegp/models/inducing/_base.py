@@ -110,7 +110,7 @@ class SparseMixin:
         likelihood: Likelihood,
         n_outputs: int,
         run: FitRun,
-        rows_of: Callable[..., SparseRows] = SparseRows.of,
+        rows_of: Callable[..., SparseRows] = SparseRows,
     ) -> SparseTraining:
         """The model, the plan and the rows, made by `rows_of`, before any work."""
         n, d, scaling = len(source), source.X.shape[1], source.scaling
@@ -120,7 +120,7 @@ class SparseMixin:
         if likelihood.classes or (self.kernel is None and not likelihood.additive):
             # A kernel that is given for a regression is the prior of its latent function.
             # At ranks, the targets are those of some rows.
-            counts = source.counts[: len(targets)]
+            counts = source.weight[: len(targets)]
             constant = likelihood.constant(targets, n_outputs, counts)
             start_targets = start_targets if likelihood.classes else start_targets - constant
         unit = target_unit(start_targets.numpy())
@@ -456,7 +456,7 @@ class SparseMixin:
             f"{m} inducing points with {s} covariances of {m} x {m}",
             "fit with fewer inducing points",
         )
-        rows = SparseRows.of(source)
+        rows = SparseRows(source)
         self._check_rows(model, rows)
         run.begin(X, source.Y, seen, n_rows=source.n_rows)
         generator = torch.Generator().manual_seed(seen)

@@ -319,7 +319,7 @@ class SVGPClassifier(SparseMixin, GPClassifierBase):
             Y = codes[:, None].astype(np.float64)
             there = run.machine.device
             noise, on = np.zeros(len(X)), (torch.float64, there)
-            source = RowSource(X, Y, self._scaling, *on, noise, counts=counts)
+            source = RowSource.of(X, Y, self._scaling, *on, noise, counts)
             c, n_old = len(self.classes_), self.n_samples_seen_
             model, rows, fit = self._absorb(source, c, run)
             self.class_prior_ = class_shares(codes, c, counts, (self.class_prior_, n_old))
@@ -339,7 +339,7 @@ class SVGPClassifier(SparseMixin, GPClassifierBase):
             likelihood = self._checked_likelihood(c, run)
             scaling, noise = input_scaling(X, Y, counts, False), np.zeros(len(X))
             device = run.machine.device
-            source = RowSource(X, Y, scaling, device=device, noise=noise, counts=counts)
+            source = RowSource.of(X, Y, scaling, device=device, noise=noise, weight=counts)
             training = self._prepare(source, likelihood, c, run)
             run.begin(X, Y, n_rows=source.n_rows)
             self.draws_ = None if likelihood.n_latent(c) == 1 else self._draw(c)
@@ -367,7 +367,7 @@ class SVGPClassifier(SparseMixin, GPClassifierBase):
         """
         generator = torch.Generator().manual_seed(0)
         chosen, drawn = rows.drawn(_POWER_ROWS, generator)
-        some = SparseRows.of(rows.source.subset(chosen))
+        some = SparseRows(rows.source.subset(chosen))
         mean, variance = left_out(model, some, fit, generator)
         mean, variance = mean.cpu(), variance.cpu()
         codes = some.take(slice(None)).Y.long().cpu()

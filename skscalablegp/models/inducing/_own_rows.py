@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import Generator, Tensor
+from torch import Tensor
 
 from ...core import SharedSource
 from ...core.data import SharedWork
-from ...linalg.gradients import Rows
 from ._bound import RowStatistics, WhitenedBelief, Whitening, variational_bound
 from ._collapsed import Blocks
 from ._stepper import SparseModel, SparseRows, SparseStepper
@@ -43,33 +42,19 @@ class Values(NamedTuple):
 class SharedRows(SparseRows):
     """Rows of which each rank has some.
 
-    `noise` has no entries, only a precision and a device.
-
     Attributes
     ----------
     work : SharedWork
         The `SparseRows` of each rank.
-    shared : SharedSource
     """
 
+    source: SharedSource
     work: SharedWork
-    shared: SharedSource
 
     @classmethod
     def shared_of(cls, source: SharedSource) -> SharedRows:
         """The rows of a source; equal ones are not merged."""
-        work = source.held(SparseRows.of)
-        noise = torch.empty(0, dtype=source.dtype, device=source.device)
-        weight = noise.new_ones(()).expand(len(source))
-        return cls(work.own.source, noise, weight, work=work, shared=source)
-
-    def __len__(self) -> int:
-        return len(self.shared)
-
-    def take(self, index: Tensor | slice) -> Rows:
-        chosen = np.arange(len(self))[index] if isinstance(index, slice) else index
-        columns = self.work.picked(chosen, _taken)
-        return Rows.of(*(torch.from_numpy(column).to(self.noise.device) for column in columns))
+        return cls(source=source, work=source.held(SparseRows))
 
     def stepper(self, model: SparseModel, *begin: Any) -> SparseStepper:
         return SharedStepper(model, self, *begin)
@@ -82,10 +67,7 @@ class SharedRows(SparseRows):
         """Equal rows may be at several ranks, where they are not searched."""
 
     def far(self) -> np.ndarray:
-        return self.shared.far()
-
-    def batches(self, size: int, generator: Generator) -> Iterator[tuple[Tensor, Tensor]]:
-        return self.shared.batches(size, generator)
+        return self.source.far()
 
     def total(
         self, work: Callable[..., tuple[Tensor, ...]], *args: Any, tensors: Sequence[Tensor] = ()
@@ -181,8 +163,3 @@ def _of_part(
     rows: SparseRows, work: Callable[..., tuple[Tensor, ...]], *args: Any
 ) -> tuple[Tensor, ...]:
     return work(rows.blocks, *args)
-
-
-def _taken(rows: SparseRows, own: np.ndarray) -> list[np.ndarray]:
-    some = rows.take(torch.from_numpy(own))
-    return [part.cpu().numpy() for part in (some.X, some.Y, some.noise)]

@@ -106,36 +106,25 @@ class SparseSettings:
 
 @dataclass(frozen=True, eq=False)
 class SparseRows:
-    """Rows, their known noise variances and their weights."""
+    """The rows of a training."""
 
     source: RowSource
-    noise: Tensor
-    weight: Tensor
 
     @property
     def scaling(self) -> Scaling:
         return self.source.scaling
-
-    @classmethod
-    def of(cls, source: RowSource) -> SparseRows:
-        """The rows of a source with the variances that it has."""
-        known = np.zeros(len(source)) if source.noise is None else source.noise
-        noise = torch.as_tensor(known).to(source.device, source.dtype)
-        return cls(source, noise, source.weights(slice(None)))
 
     def __len__(self) -> int:
         return len(self.source)
 
     def take(self, index: Tensor | slice) -> Rows:
         """Some of the rows, which are merged with those of the same target only."""
-        X, Y = self.source.rows(index)
-        index = index.to(self.noise.device) if isinstance(index, Tensor) else index
-        return Rows.of(X, Y, self.noise[index], self.weight[index])
+        return self.source.take(index)
 
     @property
     def n_rows(self) -> float:
         """The number of rows before equal ones were merged."""
-        return float(self.weight.sum(dtype=torch.float64))
+        return self.source.n_rows
 
     def drawn(self, size: int, generator: Generator) -> tuple[np.ndarray, np.ndarray]:
         """Random rows of the table before equal rows were merged, as `rows_before_merging`."""
@@ -143,7 +132,7 @@ class SparseRows:
         def draw(n: int, size: int) -> np.ndarray:
             return random_rows(n, size, generator).cpu().numpy()
 
-        return rows_before_merging(self.weight.double().cpu().numpy(), size, draw)
+        return rows_before_merging(self.source.weight, size, draw)
 
     def random_part(self, size: int, generator: Generator) -> Rows:
         """Rows that are `drawn`."""
@@ -178,14 +167,13 @@ class SparseRows:
 
     def noise_range(self) -> tuple[float, float]:
         """The smallest and the largest known noise variance."""
-        if not len(self.noise):
-            return math.inf, 0.0
-        return float(self.noise.min()), float(self.noise.max())
+        noise = self.source.noise
+        return float(noise.min(initial=math.inf)), float(noise.max(initial=0.0))
 
     def check_separable(self, white: Tensor) -> None:
         """Raise a ValueError for equal rows whose noise, with this white noise, is zero."""
-        total = self.noise.double() + white
-        check_duplicates(self.source.X, total.cpu().numpy(), self.source.counts)
+        total = self.source.noise + white.cpu().numpy()
+        check_duplicates(self.source.X, total, self.source.weight)
 
     def far(self) -> np.ndarray:
         """Numbers of the rows with an entry far from those of other rows."""

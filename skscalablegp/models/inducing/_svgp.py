@@ -272,7 +272,7 @@ class SVGPRegressor(SparseMixin, MinibatchGPRegressorBase):
             known = self._known_noise(noise_variance, len(X), scaling, likelihood, reset=True)
             noise = alpha / self._own_unit(scaling.y_scale) + known
             device = run.machine.device
-            source = RowSource(X, Y, scaling, device=device, noise=noise, counts=counts)
+            source = RowSource.of(X, Y, scaling, device=device, noise=noise, weight=counts)
             training = self._prepare(source, likelihood, t, run)
             run.begin(X, Y, n_rows=source.n_rows)
             self._train(training, run)
@@ -323,7 +323,7 @@ class SVGPRegressor(SparseMixin, MinibatchGPRegressorBase):
             known = self._known_noise(noise_variance, len(X), scaling, likelihood, reset=False)
             noise = alpha / self._own_unit(scaling.y_scale) + known
             on = torch.float64, run.machine.device
-            source = RowSource(X, Y, scaling, *on, noise, counts=counts)
+            source = RowSource.of(X, Y, scaling, *on, noise, counts)
             self._absorb(source, t, run)
         return self
 

@@ -106,7 +106,7 @@ def choose_points(
 ) -> Tensor:
     """Inducing points in the kernel's units: the user's, or some of the rows."""
     if not isinstance(settings.inducing, str):
-        Z = torch.as_tensor(settings.inducing).to(rows.noise)
+        Z = torch.as_tensor(settings.inducing).to(rows.source.device, rows.source.dtype)
     else:
         Z = rows.take(candidates(len(rows), rows.far(), settings.n_inducing, generator)).X
     with torch.no_grad():
@@ -139,7 +139,7 @@ def begin(
     With `choose_noise`, the default kernel's noise is chosen by `best_noise`.
     """
     model, rows, settings = training.model, training.rows, training.plan.settings
-    theta = theta.to(rows.noise.device)
+    theta = theta.to(rows.source.device)
     Z = choose_points(model, theta, training.weights, rows, settings, generator)
     if choose_noise:
         theta = best_noise(model, theta, Z, rows, training.unit, generator)

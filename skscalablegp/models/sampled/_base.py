@@ -163,7 +163,7 @@ class QSGPMixin:
         scaling = self._scaling if past else self._scaling_of(table, self._own_kernel(table.X))
         known = self._noise_of(table, scaling, past is None)
         on = scaling, torch.float64, run.device
-        return RowSource(table.X, table.Y, *on, known, counts=table.counts)
+        return RowSource.of(table.X, table.Y, *on, known, table.counts)
 
     def _own_source(
         self, own: OwnRows, likelihood: Likelihood, targets: tuple[Any, Any], run: FitRun
@@ -205,9 +205,9 @@ class QSGPMixin:
             reason=start.reason,
         )
 
-    def _noise_of(self, table: Observations, scaling: Scaling, reset: bool) -> np.ndarray | None:
-        """Known noise of the rows in the model's units; None for classifiers."""
-        return None
+    def _noise_of(self, table: Observations, scaling: Scaling, reset: bool) -> np.ndarray:
+        """Known noise of the rows in the model's units; classifiers have none."""
+        return np.zeros(len(table.X))
 
     def _scaling_of(self, table: Observations, kernel: Any) -> Scaling:
         """Units of the model."""
@@ -228,7 +228,7 @@ class QSGPMixin:
         rows: Any = slice(None)
         if self.n_components != "auto" and self.n_components < len(source):
             rows = np.sort(random_state.permutation(len(source))[: self.n_components])
-        return source.rows(rows)[0].cpu().numpy()
+        return source.take(rows).X.cpu().numpy()
 
     def _check_first(self) -> None:
         if self.warm_start:
@@ -281,8 +281,9 @@ def _typical_noise(
 ) -> NoiseAtRows:
     """The likelihood with the kernel's noise, and its curvature at the first rows."""
     rows = slice(0, _CURVATURE_ROWS)
-    Y, compiled = source.rows(rows)[1].double(), compile_kernel(kernel, source.X.shape[1])
-    return NoiseAtRows.of(likelihood, noise_of(compiled, compiled.theta0), Y, source.known(rows))
+    some, compiled = source.take(rows), compile_kernel(kernel, source.X.shape[1])
+    variance = noise_of(compiled, compiled.theta0)
+    return NoiseAtRows.of(likelihood, variance, some.Y.double(), some.noise)
 
 
 def _functions(
@@ -305,7 +306,7 @@ def _functions(
 
 def _at_pivots(kernel: Any, most: int, tol: float, fit: Fit) -> Functions:
     """Kernel functions at rows that determine the function at the other rows."""
-    run, X = fit.run, fit.source.rows(slice(None))[0]
+    run, X = fit.run, fit.source.take(slice(None)).X
     rows, left = pivots(compile_kernel(kernel, fit.d), X, most, tol, run.budget.check)
     why = "given these, every row's variance is below a hundredth of the noise"
     if left > tol:

@@ -154,8 +154,8 @@ class _BatchRows:
     def __init__(self, rows: StepRows, own: np.ndarray, task: BatchTask, at: BatchTensors):
         source, support = rows.source, rows.support
         self.rows, self.task, self.at = rows, task, at
-        self.X, Y = source.rows(own)
-        self.noise = task.noise.at(source.known(own), source.weights(own))
+        some = source.take(own)
+        self.X, Y, self.noise = some.X, some.Y, task.noise.at(some)
         control: Control = Control()
         if task.regression:
             control = Projection(support.regression(support.cross(self.X)), at.a)

@@ -106,7 +106,8 @@ class BlockStepper(QSGPStepper):
 
     def _step(self, rows: np.ndarray) -> None:
         source, t = self.sampler.source, self.t
-        (X, Y), noise = source.rows(rows), self.noise.at(source.known(rows), source.weights(rows))
+        some = source.take(rows)
+        X, Y, noise = some.X, some.Y, self.noise.at(some)
         kept, coef = [], self.weights.coef[:, :, :t]
         gram = torch.zeros(len(X), len(X), dtype=torch.float64, device=X.device)
         f = torch.zeros(len(X), t, dtype=torch.float64, device=X.device)

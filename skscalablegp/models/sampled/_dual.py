@@ -36,13 +36,14 @@ class DualStepper(SampledStepper):
         super().__init__(*args, **settings)
         self.support_index, s = support_index, len(self.support)
         gram, share = self.flattening.gram, self.n / s
-        square = self.support.counts.to(gram)[:, None] * gram[:s].square()
+        square = self.support.rows.weight.to(gram)[:, None] * gram[:s].square()
         c = optimal_diagonal(share * square.sum(0), self.curvature, gram[:s].diagonal())
         self._variance = share * (gram[s:].square() @ c.square())[:, None]
 
     def _step(self, rows: np.ndarray) -> None:
         source = self.sampler.source
-        (X, Y), noise = source.rows(rows), self.noise.at(source.known(rows), source.weights(rows))
+        some = source.take(rows)
+        X, Y, noise = some.X, some.Y, self.noise.at(some)
         index = torch.as_tensor(rows).to(X.device, non_blocking=True)
         everywhere = self.support.kernel.cross(self.support.theta, X, self._rows)
         f = self._function(X, everywhere[:, : len(self.support)])

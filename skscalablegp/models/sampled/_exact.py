@@ -128,16 +128,16 @@ class BatchRows:
     @classmethod
     def of(cls, source: RowSource, functions: Functions, noise: NoiseAtRows, m: int) -> BatchRows:
         """The m functions at the rows of a source; O(n m d), for kernel functions O(n m^2)."""
-        (X, Y), d = source.rows(slice(None)), source.X.shape[1]
+        rows, d = source.take(slice(None)), source.X.shape[1]
         full = full_map(functions, d, noise.variance, source.device)
-        noise = noise.at(source.known(slice(None)), source.weights(slice(None)))
+        noise, X = noise.at(rows), rows.X
         phi = torch.empty(len(X), m + n_constants(noise), dtype=torch.float64, device=X.device)
         phi[:, m:] = noise.constant_variance**0.5
         size = max(1, int(_WORK / (m * max(m, d))))
         for start in range(0, len(X), size):
             phi[start : start + size, :m] = full.evaluate(X[start : start + size].double())
             look_up()
-        return cls.at(noise, phi, Y.double())
+        return cls.at(noise, phi, rows.Y.double())
 
     @classmethod
     def at(cls, noise: NoiseAtRows, phi: Tensor, Y: Tensor) -> BatchRows:
@@ -370,7 +370,7 @@ def exact_process(
     X, Y, d = rows.X, rows.Y, rows.X.shape[1]
     compiled = compile_kernel(kernel, d)
     noise = NoiseAtRows.of(likelihood, noise_of(compiled, compiled.theta0), Y)
-    noise = noise.at(rows.noise, rows.weight)
+    noise = noise.at(rows)
     if likelihood.classes:
         noise = noise.learning_constants(Y, rows.weight)
     functions = Functions.at(kernel, X.numpy())

@@ -16,6 +16,7 @@ from ...core import FitRun, SharedSource
 from ...core.data import RowSource, whole_groups, with_equal_inputs
 from ...core.training import StepsResult, train_steps
 from ...kernels import TorchKernel
+from ...linalg.gradients import Rows
 from ._basis import BasisPart, SampledBasis
 from ._optimizers import SparseAdaGrad, SparseSGD
 from ._plan import StepPlan
@@ -120,7 +121,7 @@ class Fit:
     def split(self) -> tuple[np.ndarray, np.ndarray]:
         """Numbers of the support rows and of the scores' rows, disjoint if rows suffice."""
         s, order = self.steps.control_variate_rank.value, self.run.random_state.permutation(self.n)
-        order, groups = with_equal_inputs(order, self.source.X, self.source.counts)
+        order, groups = with_equal_inputs(order, self.source.X, self.source.weight)
         first = s if s < self.n else 0
         end = whole_groups(groups, min(first + max(50, s // 2), self.n))
         return np.sort(order[:s]), np.sort(order[first:end])
@@ -131,17 +132,15 @@ class Fit:
         if self.past is not None and not self.steps.dual:
             arrays = self.past.support_X, self.past.support_Y
             X, Y = (torch.as_tensor(a).to(source.device, source.dtype) for a in arrays)
-            known, counts = 0.0, self._past_counts().to(X)
+            rows = Rows.of(X, Y, weight=self._past_counts())
         else:
-            (X, Y), known = source.rows(support), source.known(support)
-            counts = source.weights(support)
+            rows = source.take(support)
         theta = compiled.theta0.to(source.device)
-        own = known, source.known(check), counts, source.weights(check)
-        return SupportRows(compiled, theta, X, Y, *source.rows(check), *own)
+        return SupportRows(compiled, theta, rows, source.take(check))
 
     def share(self, support: SupportRows) -> np.ndarray:
         """Counts of the support rows in units of their mean in the table."""
-        return support.counts.double().cpu().numpy() * (self.n_total / self.n_rows)
+        return support.rows.weight.double().cpu().numpy() * (self.n_total / self.n_rows)
 
     def _past_counts(self) -> Tensor:
         """Counts of the past model's support rows, where the mean count is that of this table."""
@@ -174,11 +173,11 @@ class Fit:
         """|phi_r|^2 over all rows, estimated from some of them; checks the time."""
         size = int(min(self.n, _SQUARES_ROWS, max(50, _SQUARES_WORK // basis.n_features)))
         rows = np.sort(rng.choice(self.n, size, replace=False))
-        (X, _), counts = self.source.rows(rows), self.source.weights(rows)
-        out = torch.empty(basis.per_unit, basis.n_units).to(X)
+        some = self.source.take(rows)
+        out = torch.empty(basis.per_unit, basis.n_units).to(some.X)
         with torch.no_grad():
             for part in self.parts(basis, max(1, 2**24 // (basis.per_unit * size))):
-                phi = by_unit(part.evaluate(theta, X), basis.per_unit)
-                square = phi.square() * counts[:, None, None]
+                phi = by_unit(part.evaluate(theta, some.X), basis.per_unit)
+                square = phi.square() * some.weight[:, None, None]
                 out[:, part.index] = square.mean(0) * self.n_total
         return out

@@ -55,7 +55,7 @@ def compared(
     n, predictions = len(source), []
     if n < _FEWEST:
         return None
-    order, groups = with_equal_inputs(run.random_state.permutation(n), source.X, source.counts)
+    order, groups = with_equal_inputs(run.random_state.permutation(n), source.X, source.weight)
     ends = np.cumsum([len(fold) for fold in np.array_split(order, 5)]).tolist()
     folds = np.split(order, sorted({whole_groups(groups, end) for end in ends} - {n}))
     for fold in folds[: 5 if n < _FIVE else 2 if n < _TWO else 1]:
@@ -66,7 +66,8 @@ def compared(
         if len(functions) == 0:
             return None
         stepper = _trained(functions, others, run, max_iter)
-        X, Y = source.rows(held)
+        some = source.take(held)
+        X, Y = some.X, some.Y
         mean, variance, _ = ProcessPosterior(*stepper.model().process()).moments(X)
         _, rows = random_part(source, rest, _EXACT_ROWS, run.random_state)
         process = exact_process(dictionary.kernel.kernel, Gaussian(), rows, 1)
@@ -74,7 +75,7 @@ def compared(
         nlls = _nlls((Y - exact).cpu().numpy(), spread.cpu().numpy() + process.noise)
         noise = np.full(len(held), stepper.noise)
         errors = variance.cpu().numpy(), (Y - mean).cpu().numpy()
-        found = *errors, noise, nlls, source.counts[held]
+        found = *errors, noise, nlls, source.weight[held]
         predictions.append(found)
     variance, error, noise, of_exact, counts = map(np.concatenate, zip(*predictions, strict=True))
     scale, _ = fitted_scales(variance, error, noise, counts=counts)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ...core.likelihoods import CONSTANT_VARIANCE, Likelihood, LikelihoodTerms
 from ...kernels import TorchKernel
+from ...linalg.gradients import Rows
 from ...linalg.operators import ONE
 
 
@@ -90,9 +91,9 @@ class NoiseAtRows:
         """f (b, t), or the functions of one target, with the constants."""
         return f + torch.as_tensor(self.constant).to(f)
 
-    def at(self, known: Tensor | float, counts: Tensor = ONE) -> NoiseAtRows:
-        """The same likelihood for rows of known noise that stand for `counts` rows each."""
-        return replace(self, known=known, counts=counts)
+    def at(self, rows: Rows) -> NoiseAtRows:
+        """The same likelihood at some rows, with their noise and weights."""
+        return replace(self, known=rows.noise, counts=rows.weight)
 
     def variances(self, Y: Float[Tensor, "b t"]) -> Float[Tensor, " b"]:
         """The noise variances of single rows."""

@@ -378,8 +378,7 @@ class QSGPRegressor(QSGPMixin, MinibatchGPRegressorBase):
 
     def _noise_of(self, table, scaling, reset):
         given, n = table.noise_variance, len(table.X)
-        known = self._known_noise(given, n, scaling, table.likelihood, reset)
-        return known if known.any() else None
+        return self._known_noise(given, n, scaling, table.likelihood, reset)
 
     def _checked_likelihood(self, t: int) -> Likelihood:
         asked = self.normalize_y not in ("auto", False)

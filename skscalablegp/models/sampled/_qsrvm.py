@@ -30,7 +30,7 @@ from ...core.likelihoods import Gaussian
 from ...core.posteriors import FeatureWeights
 from ...core.training import StepsResult, train_steps
 from ...kernels import compile_kernel
-from ...linalg.gradients import GPProblem, Rows
+from ...linalg.gradients import GPProblem
 from ...linalg.solvers import cholesky_with_jitter
 from ._base import input_moments, input_units
 from ._basis import KernelFunctions
@@ -317,7 +317,7 @@ class QSRVMRegressor(MinibatchGPRegressorBase):
                 elif comparison is not None:
                     scale = comparison.scale
             kernel, rows = dictionary.kernel, rows_to_check(n, run).numpy()
-            warn_if_rough(GPProblem(kernel, Rows.of(*source.rows(rows))), kernel.theta0, n, run)
+            warn_if_rough(GPProblem(kernel, source.take(rows)), kernel.theta0, n, run)
             run.finish("weights", lambda: self._keep(model))
             self._variance_scale = scale
             run.ended(result.stop_reason, n_iter=start.n_iter + rounds.n_iter + result.n_steps)
@@ -342,7 +342,8 @@ class QSRVMRegressor(MinibatchGPRegressorBase):
             X, Y = X[given], Y[given]
         inputs = input_moments(X, self.standardize, self._own_kernel(X))
         scaling = Scaling(*inputs, *weighted_moments(Y, counts, run.normalizes(Y)))
-        return RowSource(X, Y, scaling, torch.float64, run.device, counts=counts), given
+        source = RowSource.of(X, Y, scaling, torch.float64, run.device, weight=counts)
+        return source, given
 
     def _read_own_source(
         self, own: OwnRows, run: FitRun

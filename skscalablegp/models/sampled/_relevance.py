@@ -16,7 +16,6 @@ from ...core.data import RowSource
 from ...core.posteriors import FeatureWeights
 from ...core.training import Budget, Stepper
 from ...kernels import TorchKernel
-from ...linalg.gradients import Rows
 from ...linalg.solvers import cholesky_with_jitter
 from ._basis import KernelFunctions
 from ._moments import Moments, Weights
@@ -83,7 +82,7 @@ class Dictionary:
     ) -> Dictionary:
         """Functions at given rows of a table; `max_precision` is in units of `unit`."""
         unit = _mean_square(source)
-        points, noise = source.rows(rows)[0], noise_of(kernel, kernel.theta0)
+        points, noise = source.take(rows).X, noise_of(kernel, kernel.theta0)
         amplitude = own_values(kernel, points)
         ones = np.full(len(rows), 1.0 / unit)
         largest = max_precision / unit
@@ -175,7 +174,7 @@ def _mean_square(source: RowSource | SharedSource) -> float:
 
 def _squares_of(source: RowSource) -> tuple[Tensor]:
     """The sum of the targets' squares, and their number."""
-    total = sum(float(Y.double().square().sum()) for _, Y in source.blocks())
+    total = sum(float(rows.Y.double().square().sum()) for rows in source.blocks())
     return (torch.tensor([total, source.Y.size], dtype=torch.float64),)
 
 
@@ -186,8 +185,8 @@ def _functions_at(
     """The functions at blocks of rows, the targets and the counts."""
     for start in range(0, len(source), MOMENT_ROWS):
         some = slice(start, start + MOMENT_ROWS)
-        X, Y = source.rows(some)
-        yield kernel.cross(kernel.theta0, X, points) / amplitude, Y, source.weights(some)
+        rows = source.take(some)
+        yield kernel.cross(kernel.theta0, rows.X, points) / amplitude, rows.Y, rows.weight
 
 
 def _moments_of(
@@ -262,8 +261,8 @@ def whole_model(dictionary: Dictionary) -> RelevanceModel:
     """
     kernel, unit, n = dictionary.kernel, dictionary.amplitude, len(dictionary)
     noise = max(dictionary.noise, 1e-6 * dictionary.unit)
-    X, Y = (part.double() for part in dictionary.source.rows(dictionary.rows))
-    rows = Rows.of(X, Y, weight=dictionary.source.weights(dictionary.rows))
+    rows = dictionary.source.take(dictionary.rows).to(torch.float64)
+    X, Y = rows.X, rows.Y
     with torch.no_grad():
         K = kernel.cross(kernel.theta0.to(X.device), X, X)
     own = rows.noise_of_means(Y.new_full((n,), noise))

@@ -65,8 +65,8 @@ def rows_of(
 ) -> Rows:
     """Some rows of a table in double precision, with weights of their own or given ones."""
     part = source.converted(torch.float64, torch.device("cpu"))
-    weight = part.counts[index] if weight is None else weight
-    return Rows.of(*part.rows(index), part.known(index), weight)
+    rows = part.take(index)
+    return rows if weight is None else replace(rows, weight=torch.as_tensor(weight).double())
 
 
 def regression(rows: Rows, kernel: TorchKernel, likelihood: Likelihood) -> GPProblem:
@@ -94,7 +94,7 @@ def _random(
     def draw(n: int, size: int) -> np.ndarray:
         return random_state.permutation(n)[:size]
 
-    index, counts = rows_before_merging(source.counts[of], size, draw)
+    index, counts = rows_before_merging(source.weight[of], size, draw)
     return of[index], counts
 
 

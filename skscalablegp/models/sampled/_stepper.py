@@ -138,7 +138,7 @@ class SampledStepper(Stepper):
         self.support, self.flattening = beginning.support, beginning.flattening
         self.weights, self.squares = beginning.weights, beginning.squares
         self.optimizer, self.control_variate = optimizer, control_variate
-        self.t = self.support.Y.shape[1]
+        self.t = self.support.rows.Y.shape[1]
         self._theta, self._rows = self.support.theta.clone(), self.support.all_rows
         self._steps = self._slower = 0
         self._mean, self._better = RunningMean(self.weights, self.t), self.weights
@@ -201,13 +201,13 @@ class SampledStepper(Stepper):
     def _check_terms(self, f: Float[Tensor, "c t"], variance: Float[Tensor, "c 1"]):
         """The expected log likelihood at the scores' rows."""
         support = self.support
-        noise = self.noise.at(support.known_check, support.counts_check)
-        return noise.terms(support.Y_check.double(), f, variance)
+        noise = self.noise.at(support.check)
+        return noise.terms(support.check.Y.double(), f, variance)
 
     @property
     def _check_count(self) -> float:
         """The mean count of the scores' rows."""
-        return float(self.support.counts_check.double().mean())
+        return float(self.support.check.weight.double().mean())
 
     def resumed(self) -> None:
         self._better = self.weights

@@ -85,8 +85,10 @@ def make_stepper(
     flattening = Flattening.none(gram)
     if steps.preconditioned:
         rows = np.sort(rng.choice(fit.n, steps.batch_size, replace=False))
-        (X, _), counts = fit.source.rows(rows), fit.source.weights(rows)
-        flattening = Flattening.build(support, gram, X, noise.curvature, fit.n_total, counts)
+        some = fit.source.take(rows)
+        flattening = Flattening.build(
+            support, gram, some.X, noise.curvature, fit.n_total, some.weight
+        )
     squares = fit.squares(basis, support.theta, rng)
     first = _first_weights if fit.past is None else _resumed
     weights = first(fit, basis, support, gram, noise, head)
@@ -178,7 +180,7 @@ def model_of(
         dense=np.ascontiguousarray(coef[:, :, t:]),
         diagonal=diagonal,
         support_X=stepper.support.X.cpu().numpy(),
-        support_Y=stepper.support.Y.cpu().numpy(),
+        support_Y=stepper.support.rows.Y.cpu().numpy(),
         noise=scales[1],
         curvature=stepper.curvature,
         n_rows=fit.n_rows,
@@ -197,13 +199,12 @@ def fitted_stepper_scales(fit: Fit, stepper: SampledStepper) -> tuple[float, flo
     O(s^3), without a check of the time, because predictions need it even when the time is up.
     """
     support, s = stepper.support, len(stepper.support)
-    weight, counts = stepper.curvature * fit.n_total / s, support.counts_check
+    weight, check = stepper.curvature * fit.n_total / s, support.check
     with torch.no_grad():
-        variance = support_variance(support.kernel, support.X, weight, counts=support.counts)
-        v = variance(support.theta, support.X_check).double().cpu().numpy()
-        residual = support.Y_check.double() - stepper.weights.a[s:, : stepper.t]
-    known = np.broadcast_to(np.asarray(support.known_check), v.shape)
-    counts = counts.double().cpu().numpy()
+        variance = support_variance(support.kernel, support.X, weight, counts=support.rows.weight)
+        v = variance(support.theta, check.X).double().cpu().numpy()
+        residual = check.Y.double() - stepper.weights.a[s:, : stepper.t]
+    known, counts = (part.double().cpu().numpy() for part in (check.noise, check.weight))
     trained = stepper.noise.variance
     scale, of_noise = fitted_scales(v, residual.cpu().numpy(), known, trained, counts)
     return scale, trained * of_noise
@@ -221,14 +222,14 @@ def _first_weights(
     shared = torch.zeros(s, t + c, dtype=torch.float64, device=gram.device)
     coef = torch.zeros(q, basis.n_units, t + c).to(support.X)
     if fit.steps.preconditioned:
-        own = noise.at(support.known, support.counts)
-        shared[:, :t] = support_weights(own, gram[:s], support.Y.double())
+        own = noise.at(support.rows)
+        shared[:, :t] = support_weights(own, gram[:s], support.rows.Y.double())
     a = gram @ shared
     if c == 0:
         return SampledWeights(coef, shared, a, head)
     # Columns of (I + weight Phi_p'Phi_p)^-1, scaled to those of a Cholesky factor.
     index, phi = head_functions(basis, support, head)
-    weight = noise.curvature * fit.n / s * support.counts.expand(s).to(gram)
+    weight = noise.curvature * fit.n / s * support.rows.weight.to(gram)
     whole = gram[:s] + (phi[:s] @ phi[:s].T).double()
     # Features in float32 under a large amplitude leave a Gram matrix that is barely definite.
     factor, _ = cholesky_with_jitter(whole + torch.diag(1 / weight))

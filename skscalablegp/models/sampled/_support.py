@@ -11,6 +11,7 @@ from jaxtyping import Float, Float64
 from torch import Tensor
 
 from ...kernels import TorchKernel
+from ...linalg.gradients import Rows
 from ...linalg.operators import ONE
 from ...linalg.solvers import cholesky_with_jitter
 from ._basis import BasisPart, SampledBasis
@@ -31,28 +32,22 @@ class SupportRows:
     ----------
     kernel : TorchKernel
     theta : Tensor of shape (p,)
-    X : Tensor of shape (s, d)
-    Y : Tensor of shape (s, t)
-    X_check : Tensor of shape (v, d)
-        Further rows at which f is known, from which scores are computed. The start fits the support
-        rows too well for that.
-    Y_check : Tensor of shape (v, t)
-    known, known_check : Tensor or float
-        Known noise of the support rows and of the scores' rows.
-    counts, counts_check : Tensor of shape (s,) and (v,), or ()
-        How many equal rows each of them stands for.
+    rows : Rows
+        The s rows.
+    check : Rows
+        v further rows at which f is known, from which scores are computed. The start fits the
+        support rows too well for that.
     """
 
     kernel: TorchKernel
     theta: Float64[Tensor, " p"]
-    X: Float[Tensor, "s d"]
-    Y: Float[Tensor, "s t"]
-    X_check: Float[Tensor, "v d"]
-    Y_check: Float[Tensor, "v t"]
-    known: Tensor | float = 0.0
-    known_check: Tensor | float = 0.0
-    counts: Float[Tensor, "*#s"] = ONE
-    counts_check: Float[Tensor, "*#v"] = ONE
+    rows: Rows
+    check: Rows
+
+    @property
+    def X(self) -> Float[Tensor, "s d"]:
+        """The support rows."""
+        return self.rows.X
 
     @cached_property
     def inverse(self) -> Float[Tensor, "s s"]:
@@ -68,7 +63,7 @@ class SupportRows:
     @property
     def all_rows(self) -> Float[Tensor, "sv d"]:
         """The support rows, followed by the scores' rows."""
-        return torch.cat([self.X, self.X_check])
+        return torch.cat([self.X, self.check.X])
 
     def cross(self, X: Float[Tensor, "b d"]) -> Float[Tensor, "b s"]:
         """k(X, support rows)."""
@@ -164,7 +159,7 @@ class Flattening:
         """
         s = len(support)
         # The Hessian is a sum over rows, to which a row of count k contributes k times.
-        root = support.counts.to(gram).sqrt().expand(s)
+        root = support.rows.weight.to(gram).sqrt()
         eigenvalues, vectors = torch.linalg.eigh(gram[:s] * root[:, None] * root)
         kept = max(1, int(_FLATTENED * s))
         top, rest = eigenvalues[-kept:].clamp_min(0), eigenvalues[-kept - 1 :][:1].clamp_min(0)

@@ -352,10 +352,10 @@ def sources():
     rng = np.random.default_rng(0)
     X, Y, counts = rng.normal(size=(12, 2)), rng.normal(size=(12, T)), rng.integers(1, 5, size=12)
     noise, unit = rng.uniform(0.05, 0.2, size=12), (np.zeros(2), np.ones(2))
-    part = RowSource(X, Y, Scaling(*unit, *unit), torch.float64, noise=noise, counts=counts * 1.0)
+    part = RowSource.of(X, Y, Scaling(*unit, *unit), torch.float64, noise=noise, weight=counts)
     parts = (np.repeat(a, counts, axis=0) for a in (X, Y, noise))
     X, Y, noise = parts
-    return part, replace(part, X=X, Y=Y, noise=noise, counts=np.ones(len(X)))
+    return part, replace(part, X=X, Y=Y, noise=noise, weight=np.ones(len(X)))
 
 
 def deep_features():
@@ -371,7 +371,7 @@ def deep_features():
 def test_passes_over_a_deep_kernels_rows_count_all_rows(noisy):
     values, (features, tensors) = [], deep_features()
     for source in sources():
-        source = source if noisy else replace(source, noise=None)
+        source = source if noisy else replace(source, noise=0 * source.noise)
         passes = ExactPass(features, source, source.n_rows, torch.float64)
         moments = passes.moments(tensors, 0.1)
         bounds, search = (0.01, 10.0), NoiseSearch(0.1, (0.01, 10.0), near=False)
@@ -387,11 +387,11 @@ def test_a_batch_of_a_deep_kernel_counts_all_rows(noisy):
     values, (features, tensors) = [], deep_features()
     m = features.n_features
     for source in sources():
-        source = source if noisy else replace(source, noise=None)
+        source = source if noisy else replace(source, noise=0 * source.noise)
         every = torch.arange(len(source))
         stepper = WeightSpaceStepper.__new__(WeightSpaceStepper)
         stepper.rows = TrainingRows(source, source, source.n_rows)
-        batch = every, source.weights(every)
+        batch = every, source.take(every).weight
         stepper._batches, stepper._others = iter([batch]), iter([batch])
         stepper.rule = SimpleNamespace(needs_independent_batch=True)
         stepper.features, stepper.tensors = features, tensors

@@ -700,9 +700,9 @@ def test_the_process_of_the_first_layer_counts_merged_rows():
     X, y = four_of_many(40, 9)
     counts = np.r_[np.full(15, 3), np.ones(25, dtype=int)]
     units = Scaling(np.zeros(9), np.ones(9), np.zeros(1), np.ones(1))
-    source = RowSource(X, y[:, None], units, torch.float64, torch.device("cpu"))
+    source = RowSource.of(X, y[:, None], units, torch.float64, torch.device("cpu"))
     kernel = ConstantKernel(2.0) * RBF(np.full(9, 3.0)) + WhiteKernel(0.3)
-    problem = exact_problem(kernel, replace(source, counts=counts.astype(float)))
+    problem = exact_problem(kernel, replace(source, weight=counts.astype(float)))
     found = exact_marginal_likelihood(problem, problem.kernel.theta0).value
     process = GaussianProcessRegressor(kernel, optimizer=None)
     process.fit(np.repeat(X, counts, axis=0), np.repeat(y, counts))

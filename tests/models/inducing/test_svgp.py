@@ -69,7 +69,7 @@ def test_all_rows_as_points_are_the_exact_process(model):
 def stepper(settings, n=80, m=80, likelihood=None):
     X, y = table(n)
     scaling = Scaling(np.zeros(2), np.ones(2), np.zeros(1), np.ones(1))
-    rows = SparseRows.of(RowSource(X, y[:, None], scaling, torch.float64))
+    rows = SparseRows(RowSource.of(X, y[:, None], scaling, torch.float64))
     kernel = compile_kernel(KERNEL, 2)
     model = SparseModel(kernel, likelihood or Gaussian(), 1)
     Z = torch.as_tensor(X[:m])

@@ -452,7 +452,7 @@ def test_known_noise_that_hides_all_else_leaves_the_scale_near_one():
     for seed in range(8):
         p, _ = problem(KERNEL, t=1, noise=np.full(40, 1e3))
         Y = torch.tensor(1e3**0.5 * np.random.default_rng(seed).standard_normal((40, 1)))
-        p, rows = replace(p, Y=Y), torch.arange(40)
+        p, rows = replace(p, rows=replace(p.rows, Y=Y)), torch.arange(40)
         near = neighbours_of(p, p.kernel.theta0, rows, 9)
         assert 0.5 < Scales(p, p.kernel.theta0).best(rows, near, torch.float64).scale < 2
 

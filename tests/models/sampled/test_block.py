@@ -11,6 +11,7 @@ from skscalablegp import QSGPClassifier, QSGPRegressor
 from skscalablegp.core.data import RowSource, Scaling
 from skscalablegp.kernels import compile_kernel
 from skscalablegp.likelihoods import Bernoulli, Gaussian, Laplace
+from skscalablegp.linalg.gradients import Rows
 from skscalablegp.models.sampled import (
     Beginning,
     Flattening,
@@ -28,21 +29,20 @@ NOISE, N, S = 0.05, 60, 12
 KERNEL = compile_kernel(ConstantKernel(1.5) * RBF([0.8, 1.2]) + WhiteKernel(NOISE), 2)
 
 
-def table(counts=None):
+def table(counts=1.0):
     rng = np.random.default_rng(0)
     X = rng.standard_normal((N, 2))
     y = np.sin(2 * X[:, 0]) + 0.2 * rng.standard_normal(N)
     unit = Scaling(np.zeros(2), np.ones(2), np.zeros(1), np.ones(1))
-    return RowSource(
-        X, y[:, None], unit, torch.float64, counts=np.ones(N) if counts is None else counts
-    )
+    return RowSource.of(X, y[:, None], unit, torch.float64, weight=counts)
 
 
-def stepper(size, dense=3, held=(), counts=None, noise=None, **settings):
+def stepper(size, dense=3, held=(), counts=1.0, noise=None, **settings):
     source, noise = table(counts), noise or NoiseAtRows(Gaussian(), NOISE, 1 / NOISE)
     functions = SeededFourier(KERNEL, 20, 3, 4, torch.float64)
-    X, Y = source.rows(slice(None))
-    support = SupportRows(KERNEL, KERNEL.theta0, X[:S], Y[:S], X[-10:], Y[-10:])
+    rows = source.take(slice(None))
+    first, last = (Rows.of(rows.X[some], rows.Y[some]) for some in (slice(S), slice(-10, None)))
+    support = SupportRows(KERNEL, KERNEL.theta0, first, last)
     head = -(-dense // 2)
     gram = support_gram(support, functions, skip=head)
     coef = torch.zeros(2, 20, 1 + dense, dtype=torch.float64)
@@ -63,7 +63,7 @@ def stepper(size, dense=3, held=(), counts=None, noise=None, **settings):
 
 
 def functions_at_rows(run):
-    X, _ = run.sampler.source.rows(slice(None))
+    X = run.sampler.source.take(slice(None)).X
     return run.basis.part(np.arange(run.basis.n_blocks)).evaluate(KERNEL.theta0, X)
 
 
@@ -76,7 +76,7 @@ def test_steps_end_at_bayesian_linear_regression(size, steps):
     run = stepper(size)
     for _ in range(steps):
         run.step()
-    phi, Y = functions_at_rows(run), run.sampler.source.rows(slice(None))[1]
+    phi, Y = functions_at_rows(run), run.sampler.source.take(slice(None)).Y
     best = torch.linalg.solve(phi.T @ phi / NOISE + torch.eye(40), phi.T @ Y / NOISE)
     assert_allclose(phi @ mean_weights(run), phi @ best, atol=1e-6)
     assert_allclose(mean_weights(run), phi.T @ run.dual, atol=1e-10)
@@ -90,7 +90,7 @@ def test_a_row_of_a_count_stands_for_equal_rows():
     run = stepper(20, counts=counts)
     for _ in range(200):
         run.step()
-    phi, Y = functions_at_rows(run), run.sampler.source.rows(slice(None))[1]
+    phi, Y = functions_at_rows(run), run.sampler.source.take(slice(None)).Y
     share = torch.as_tensor(counts)[:, None] / NOISE
     best = torch.linalg.solve(phi.T @ (share * phi) + torch.eye(40), phi.T @ (share * Y))
     assert_allclose(phi @ mean_weights(run), phi @ best, atol=2e-4)
@@ -181,7 +181,8 @@ def test_a_batch_ends_at_the_mode_given_the_other_rows(likelihood, t):
     if isinstance(likelihood, Bernoulli):
         Y = (Y > 0).double()
     variance = torch.linspace(0.1, 1.0, 15).double()[:, None]
-    noise = NoiseAtRows.of(likelihood, NOISE, Y).at(0.0, torch.linspace(1, 3, 15).double())
+    rows = Rows.of(Y, Y, weight=torch.linspace(1, 3, 15))
+    noise = NoiseAtRows.of(likelihood, NOISE, Y).at(rows)
     change, curvature = block_change(noise, Y, outside + gram @ dual, variance, gram, dual)
     root = torch.linalg.cholesky(gram)
 
@@ -202,7 +203,7 @@ def test_all_dual_weights_are_slopes_of_the_likelihood():
     run = stepper(N, noise=noise)
     for _ in range(80):
         run.step()
-    phi, Y = functions_at_rows(run), run.sampler.source.rows(slice(None))[1]
+    phi, Y = functions_at_rows(run), run.sampler.source.take(slice(None)).Y
     variance = batch_variance(phi @ phi.T, run.curvature, N)
     terms = noise.terms(Y, phi @ mean_weights(run), variance)
     assert_allclose(run.dual, terms.d_mean, atol=2e-3)

@@ -235,7 +235,7 @@ def test_moments_that_are_cut_short_are_those_of_the_first_rows(thresholds):
     thresholds(MOMENT_ROWS=50)
     X, y = table()
     unit = Scaling(np.zeros(2), np.ones(2), np.zeros(1), np.ones(1))
-    source = RowSource(X, y[:, None], unit, torch.float64)
+    source = RowSource.of(X, y[:, None], unit, torch.float64)
     dictionary = Dictionary.of(compile_kernel(KERNEL, 2), source, np.arange(10), 1e4)
     cut = dictionary.moments(source, Budget(1e-9))
     whole = dictionary.moments(source.subset(np.arange(50)), Budget())

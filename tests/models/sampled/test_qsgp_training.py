@@ -11,6 +11,7 @@ from sklearn.gaussian_process.kernels import RBF, ConstantKernel, Matern, WhiteK
 from skscalablegp.core.data import RowSource, Scaling
 from skscalablegp.kernels import compile_kernel
 from skscalablegp.likelihoods import Bernoulli, Gaussian, Laplace
+from skscalablegp.linalg.gradients import Rows
 from skscalablegp.models.sampled import (
     BasisDraw,
     Beginning,
@@ -30,7 +31,6 @@ from skscalablegp.models.sampled import (
 from skscalablegp.models.sampled._batch import StepRows
 from skscalablegp.models.sampled._exact import FullBatch, exact_process, newton_steps
 from skscalablegp.models.sampled._optimizers import SampledAdam, SparseAdaGrad, SparseSGD
-from skscalablegp.models.sampled._start import Rows as StartRows
 from skscalablegp.models.sampled._stepper import QSGPStepper
 from skscalablegp.models.sampled._steps import exact_share
 
@@ -46,7 +46,7 @@ def rows(n=60, seed=0):
     X = rng.standard_normal((n, 2))
     Y = np.sin(2 * X[:, :1]) + 0.2 * rng.standard_normal((n, 1))
     unit = Scaling(np.zeros(2), np.ones(2), np.zeros(1), np.ones(1))
-    return RowSource(X, Y, unit, torch.float64)
+    return RowSource.of(X, Y, unit, torch.float64)
 
 
 def basis(units=20, block=4, seed=3, kernel=KERNEL):
@@ -55,7 +55,7 @@ def basis(units=20, block=4, seed=3, kernel=KERNEL):
 
 def dense_phi(source, functions):
     everything = functions.part(np.arange(functions.n_blocks))
-    return everything.evaluate(functions.kernel.theta0, source.rows(slice(None))[0])
+    return everything.evaluate(functions.kernel.theta0, source.take(slice(None)).X)
 
 
 # ------------------------------------------------------------------------------------- bases
@@ -79,7 +79,7 @@ def test_frequencies_come_back_from_their_seeds(kept, thresholds):
 def test_many_features_approach_the_kernel():
     functions = basis(units=20_000, block=256)
     source = rows(8)
-    X = source.rows(slice(None))[0]
+    X = source.take(slice(None)).X
     gram = sum(p @ p.T for p in (q.evaluate(KERNEL.theta0, X) for q in functions.parts(2048)))
     assert_allclose(gram, KERNEL.cross(KERNEL.theta0, X, X), atol=0.05)
 
@@ -173,9 +173,12 @@ def stepper(
     noise=None,
     **settings,
 ):
-    X, Y = source.rows(slice(None))
+    whole = source.take(slice(None))
+    X, Y = whole.X, whole.Y
     s = 20
-    support = SupportRows(KERNEL, KERNEL.theta0, X[:s], Y[:s], X[s : s + 10], Y[s : s + 10])
+    support = SupportRows(
+        KERNEL, KERNEL.theta0, Rows.of(X[:s], Y[:s]), Rows.of(X[s : s + 10], Y[s : s + 10])
+    )
     head = -(-dense // 2)
     gram = support_gram(support, functions, skip=head)
     size = size or len(X)
@@ -205,7 +208,7 @@ def test_steps_at_full_batches_meet_bayesian_linear_regression():
         run.step()
     folded = run.folded()
     phi = dense_phi(source, functions)
-    Y = source.rows(slice(None))[1]
+    Y = source.take(slice(None)).Y
     H = phi.T @ phi / NOISE + torch.eye(40)
     best = torch.linalg.solve(H, phi.T @ Y / NOISE)
     fitted = phi @ folded.reshape(40, 1)
@@ -275,7 +278,7 @@ def test_sampled_steps_approach_the_optimum():
         run.step()
     folded = run.folded()
     phi = dense_phi(source, functions)
-    Y = source.rows(slice(None))[1]
+    Y = source.take(slice(None)).Y
     best = torch.linalg.solve(phi.T @ phi / NOISE + torch.eye(128), phi.T @ Y / NOISE)
     error = (phi @ (folded.reshape(128, 1) - best)).square().mean().sqrt()
     assert error < 0.6 * (phi @ best).square().mean().sqrt()
@@ -302,7 +305,7 @@ def test_the_score_is_the_dense_elbo(noise):
     for _ in range(5):
         run.step()
     # Rows of the score stand for all rows.
-    X, Y = run.support.X_check, run.support.Y_check
+    X, Y = run.support.check.X, run.support.check.Y
     found = run._score(run.weights)
     folded = run.folded()
     everything = functions.part(np.arange(functions.n_blocks))
@@ -329,7 +332,8 @@ def test_hyperparameters_follow_the_dense_elbo_at_full_draws(noise):
     run.hyperparameters = Kept(1e-3, 1.0, 10)
     run.step()
     (found,) = found
-    X, Y = source.rows(slice(None))
+    whole = source.take(slice(None))
+    X, Y = whole.X, whole.Y
     folded = run.folded()
     mean, C = dense_weights(run, functions, folded)
     theta = KERNEL.theta0.clone().requires_grad_(True)
@@ -368,7 +372,7 @@ class Recorder(SparseSGD):
 
 def dense_gradient(run, source, functions):
     """Of minus the ELBO in the means and the dense columns of C, in the order of `folded`."""
-    X, Y = source.rows(slice(None))
+    Y = source.take(slice(None)).Y
     phi = by_coordinate(dense_phi(source, functions), functions)
     mean, C = dense_weights(run, functions, run.folded())
     C, mean = C.requires_grad_(True), mean.requires_grad_(True)
@@ -461,7 +465,7 @@ def test_steps_reach_the_optimum_of_full_batches(noise, draws):
         run.step()
     run.score()
     folded = run.folded()
-    phi, Y = dense_phi(source, functions), source.rows(slice(None))[1]
+    phi, Y = dense_phi(source, functions), source.take(slice(None)).Y
     eye = torch.eye(16).double()
     *_, best = newton_steps(
         FullBatch.here(noise, phi, Y, torch.zeros(16, 1).double(), eye), 200, 1e-10
@@ -486,7 +490,7 @@ def test_likelihoods_that_are_not_gaussian_end_with_f_from_all_functions():
 
 def test_linear_posterior_is_bayesian_linear_regression():
     source, functions = rows(), basis()
-    phi, Y = dense_phi(source, functions), source.rows(slice(None))[1]
+    phi, Y = dense_phi(source, functions), source.take(slice(None)).Y
     eye = torch.eye(40, dtype=torch.float64)
     batch = FullBatch.here(GAUSSIAN, phi, Y, torch.zeros(40, 1).double(), eye)
     (found,) = newton_steps(batch, 5)
@@ -502,7 +506,7 @@ def test_linear_posterior_is_bayesian_linear_regression():
 
 def test_newton_steps_maximise_the_elbo_of_labels():
     source, functions = rows(), basis(units=5)
-    phi, Y = dense_phi(source, functions), (source.rows(slice(None))[1] > 0).double()
+    phi, Y = dense_phi(source, functions), (source.take(slice(None)).Y > 0).double()
     eye = torch.eye(10, dtype=torch.float64)
     batch = FullBatch.here(LOGISTIC, phi, Y, torch.zeros(10, 1).double(), eye)
     *_, found = newton_steps(batch, 100, tol=1e-10)
@@ -524,12 +528,8 @@ def test_newton_steps_maximise_the_elbo_of_labels():
 def test_a_late_process_takes_one_newton_step():
     X = np.random.default_rng(0).uniform(-2, 2, (60, 1))
     labels = (X > 0).astype(float)
-    args = (
-        RBF() * 9.0 + WhiteKernel(1e-3),
-        Bernoulli(),
-        StartRows(X, labels, 0.0, np.ones(len(X))),
-        30,
-    )
+    rows = Rows.of(torch.tensor(X), torch.tensor(labels))
+    args = RBF() * 9.0 + WhiteKernel(1e-3), Bernoulli(), rows, 30
     late, whole = exact_process(*args, late=lambda: True), exact_process(*args)
     assert late.lower_bound < whole.lower_bound - 0.1
     assert np.corrcoef(late.mean[:, 0], whole.mean[:, 0])[0, 1] > 0.9

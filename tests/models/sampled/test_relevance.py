@@ -25,7 +25,7 @@ def rows(n=60, seed=0):
     X = rng.standard_normal((n, 2))
     Y = np.sin(2 * X[:, :1]) + 0.2 * rng.standard_normal((n, 1))
     unit = Scaling(np.zeros(2), np.ones(2), np.zeros(1), np.ones(1))
-    return RowSource(X, Y, unit, torch.float64)
+    return RowSource.of(X, Y, unit, torch.float64)
 
 
 def stepper(source, **settings):
@@ -85,7 +85,8 @@ def test_the_function_that_adds_most_comes_back_with_its_best_precision():
 
 def test_relevance_steps_raise_the_evidence():
     source = rows(80)
-    X, Y = source.rows(slice(None))
+    whole = source.take(slice(None))
+    X, Y = whole.X, whole.Y
     phi = KERNEL.cross(KERNEL.theta0, X, X) / KERNEL.diag(KERNEL.theta0, X)
     run = stepper(source)
     assert run.flops == 2 * 80**3

@@ -102,11 +102,13 @@ def test_each_fold_has_a_noise_of_its_own(stand_in):
     with pytest.warns(ConvergenceWarning, match="sparse model"):
         QSRVMRegressor(kernel, optimizer=None, n_components=40, random_state=0).fit(X, y)
     compiled, source = calls[0][0].kernel, calls[0][1]
-    X, Y = (part.numpy() for part in source.rows(slice(None)))
+    rows = source.take(slice(None))
+    X, Y = rows.X.numpy(), rows.Y.numpy()
     kernel = compiled.to_sklearn(compiled.theta0)
     parts = []
     for stepper, rest in folds:
-        R, T = (part.numpy() for part in rest.rows(slice(None)))
+        others = rest.take(slice(None))
+        R, T = others.X.numpy(), others.Y.numpy()
         held = ~(X[:, None] == R).all(2).any(1)
         mean, variance, _ = ProcessPosterior(*stepper.model().process()).moments(
             torch.tensor(X[held])

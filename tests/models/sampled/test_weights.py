@@ -14,6 +14,7 @@ from skscalablegp import QSGPClassifier, QSGPRegressor
 from skscalablegp.core.data import RowSource, Scaling
 from skscalablegp.kernels import compile_kernel
 from skscalablegp.likelihoods import Gaussian
+from skscalablegp.linalg.gradients import Rows
 from skscalablegp.models.sampled import (
     Dictionary,
     Fit,
@@ -133,7 +134,7 @@ def test_variances_given_support_rows_count_their_weights():
 def test_a_machine_that_keeps_all_functions_is_the_process_of_all_rows():
     X, y, weights = table()
     unit = Scaling(np.zeros(2), np.ones(2), np.zeros(1), np.ones(1))
-    source = RowSource(X, y[:, None], unit, torch.float64, counts=weights.astype(float))
+    source = RowSource.of(X, y[:, None], unit, torch.float64, weight=weights)
     found = whole_model(Dictionary.of(compile_kernel(KERNEL, 2), source, np.arange(40), 1e4))
     rows, targets = np.repeat(X, weights, axis=0), np.repeat(y, weights)
     H = SMOOTH(rows) + 0.1 * np.eye(len(rows))
@@ -152,8 +153,8 @@ def test_dense_columns_begin_with_the_covariance_of_all_rows():
     X, y, weights = (torch.as_tensor(a) for a in table())
     kernel, c, noise = compile_kernel(KERNEL, 2), 6, 0.1
     basis = SeededFourier(kernel, 20, 3, 4, torch.float64)
-    rows = X, y[:, None], X[:7], y[:7, None]
-    support = SupportRows(kernel, kernel.theta0, *rows, counts=weights.double())
+    rows = Rows.of(X, y[:, None], weight=weights)
+    support = SupportRows(kernel, kernel.theta0, rows, rows.take(slice(7)))
     fit, head = Fit.__new__(Fit), c // 2
     fit.steps = SimpleNamespace(n_dense=SimpleNamespace(value=c), preconditioned=True)
     fit.t, fit.n = 1, len(X)
