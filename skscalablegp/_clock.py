@@ -1,4 +1,4 @@
-"""The clock that all time budgets read. Tests replace it."""
+"""The clock that all time budgets read, and looks at it during long work. Tests replace it."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 
 _READ: ContextVar[Callable[[], float]] = ContextVar("clock", default=time.perf_counter)
+_LOOK_UP: ContextVar[Callable[[], None] | None] = ContextVar("look_up", default=None)
 
 
 def now() -> float:
@@ -31,3 +32,26 @@ def ahead(by: Callable[[], float]) -> Iterator[None]:
     read = _READ.get()
     with clock(lambda: read() + by()):
         yield
+
+
+@contextmanager
+def watched(look_up: Callable[[], None] | None) -> Iterator[None]:
+    """Call `look_up` between blocks, or nothing if it is None; an exception from it ends the work.
+
+    Parameters
+    ----------
+    look_up : callable or None
+        For example a function that raises when the time budget is spent.
+    """
+    token = _LOOK_UP.set(look_up)
+    try:
+        yield
+    finally:
+        _LOOK_UP.reset(token)
+
+
+def look_up() -> None:
+    """Call the function that `watched` was given, if any."""
+    check = _LOOK_UP.get()
+    if check is not None:
+        check()

@@ -13,7 +13,8 @@ import numpy as np
 
 from .._calls import Call
 from .._validation import check_n_targets, check_noise_variance, validated
-from ..ranks import Parts, Ranks, leading
+from ..linalg.parallel import RankWorkers
+from ..ranks import Ranks, leading
 from .data import Moments, SharedTable, Table, limit_rows, target_scales
 
 
@@ -63,14 +64,14 @@ def read_own_rows(model: Any, run: Any, ranks: Ranks) -> SharedTable:
     model._noise_given = known is not None
     n = sum(raw.sizes)
     # The same rows as in `SharedTable.sample`.
-    _, some = raw.picked(_targets, np.arange(n)[limit_rows(n)])
-    normalize = run.normalizes(np.concatenate(some))
-    moments = reduce(add, raw.each(_target_moments)) if normalize else None
+    (some,) = raw.gather(_targets, np.arange(n)[limit_rows(n)])
+    normalize = run.normalizes(some)
+    moments = reduce(add, raw.call(_target_moments)) if normalize else None
     scales = target_scales(moments, targets_of(raw.own.y), model._shares_scale(known))
-    return SharedTable.of(raw.derived(_scaled, *scales))
+    return SharedTable.of(raw.put(_scaled, *scales))
 
 
-def read_parts(ranks: Ranks, read: Callable[[Call], RawRows]) -> Parts:
+def read_parts(ranks: Ranks, read: Callable[[Call], RawRows]) -> RankWorkers:
     """The arguments of all ranks, which are of the same kind.
 
     Raises
@@ -78,8 +79,8 @@ def read_parts(ranks: Ranks, read: Callable[[Call], RawRows]) -> Parts:
     ValueError
         At all ranks, with the number of the rank whose arguments are refused.
     """
-    raw = Parts.read(ranks, read)
-    for rank, kind in enumerate(raw.each(_kind)):
+    raw = RankWorkers.read(ranks, read)
+    for rank, kind in enumerate(raw.call(_kind)):
         if kind != (first := _kind(raw.own)):
             raise ValueError(f"The rows of rank {rank} have {kind}, and those of rank 0 {first}.")
     if not any(raw.sizes):
@@ -150,8 +151,8 @@ def _kind(raw: RawRows) -> str:
     return f"{raw.X.shape[1]} columns, targets of shape (n, {targets_of(raw.y)}) and {known}"
 
 
-def _targets(raw: RawRows, rows: np.ndarray) -> np.ndarray:
-    return raw.y[rows]
+def _targets(raw: RawRows, rows: np.ndarray) -> tuple[np.ndarray]:
+    return (raw.y[rows],)
 
 
 def _target_moments(raw: RawRows) -> Moments:

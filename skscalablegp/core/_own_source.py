@@ -15,9 +15,9 @@ from torch import Generator, Tensor
 
 from .._calls import Call
 from .._validation import check_noise
-from ..linalg.blocks import watched
 from ..linalg.gradients import Rows
-from ..ranks import Parts, Ranks
+from ..linalg.parallel import RankWorkers
+from ..ranks import Ranks
 from ._minibatch import GPClassifierBase
 from ._own_rows import RawRows, raw_rows, read_parts
 from .data import (
@@ -25,7 +25,6 @@ from .data import (
     Moments,
     RowSource,
     Scaling,
-    SharedWork,
     column_limits,
     counted_batches,
     limit_rows,
@@ -42,13 +41,13 @@ class OwnRows:
 
     Attributes
     ----------
-    raw : Parts
+    raw : RankWorkers
         The arguments of each rank. Equal rows are not merged.
     X, Y : ndarray of shape (s, d) and (s, t)
         The rows that stand for all in checks and limits: all, or evenly spaced ones.
     """
 
-    raw: Parts
+    raw: RankWorkers
     X: np.ndarray
     Y: np.ndarray
 
@@ -68,17 +67,15 @@ class OwnRows:
         ValueError
             At all ranks, for arguments that one of them refuses, with its number, and for weights.
         """
-        with watched(None):
-            raw = read_parts(ranks, _read)
-            if columns is not None:
-                model = raw.own.model
-                some = [found for found in raw.each(_classes) if len(found)]
-                classes = np.unique(np.concatenate(some))
-                model._numbered(classes)
-                raw = raw.derived(_numbered, classes, columns)
-            n = sum(raw.sizes)
-            _, some = raw.picked(_rows, np.arange(n)[limit_rows(n)])
-        return cls(raw, *(np.concatenate(arrays) for arrays in zip(*some, strict=True)))
+        raw = read_parts(ranks, _read)
+        if columns is not None:
+            model = raw.own.model
+            some = [found for found in raw.call(_classes) if len(found)]
+            classes = np.unique(np.concatenate(some))
+            model._numbered(classes)
+            raw = raw.put(_numbered, classes, columns)
+        n = sum(raw.sizes)
+        return cls(raw, *raw.gather(_rows, np.arange(n)[limit_rows(n)]))
 
     def __len__(self) -> int:
         return sum(self.raw.sizes)
@@ -91,8 +88,7 @@ class OwnRows:
     def moments(self, name: str, robust: bool) -> Moments:
         """Those of the columns of "X" or "Y" over all ranks."""
         ends = column_limits(getattr(self, name)) if robust else None
-        with watched(None):
-            return reduce(add, self.raw.each(_moments, name, ends))
+        return reduce(add, self.raw.call(_moments, name, ends))
 
     def scaling(self, run: Any, likelihood: Likelihood, shared: bool) -> Scaling:
         """Units of standardised columns and, if asked for, targets, which may be `shared`."""
@@ -117,8 +113,7 @@ class OwnRows:
         """
         # Rank 0 refuses it before others are asked, and notes whether there is any.
         _noise(self.raw.own, scaling, likelihood)
-        with watched(None):
-            most = max(self.raw.each(_most_noise, scaling, likelihood))
+        most = max(self.raw.call(_most_noise, scaling, likelihood))
         on = scaling, likelihood, device, dtype
         return SharedSource(self.raw, self.X, self.Y, *on, most_noise=most)
 
@@ -131,7 +126,7 @@ class SharedSource:
 
     Attributes
     ----------
-    raw : Parts
+    raw : RankWorkers
         As in `OwnRows`.
     X, Y : ndarray of shape (s, d) and (s, t)
         As in `OwnRows`.
@@ -144,7 +139,7 @@ class SharedSource:
         The largest known noise variance in the model's units.
     """
 
-    raw: Parts
+    raw: RankWorkers
     X: np.ndarray
     Y: np.ndarray
     scaling: Scaling
@@ -171,11 +166,10 @@ class SharedSource:
         return self.most_noise > 0
 
     @cached_property
-    def work(self) -> SharedWork:
+    def work(self) -> RankWorkers:
         """The `RowSource` of each rank."""
         units = self.scaling, self.likelihood, self.device, self.dtype
-        with watched(None):
-            return SharedWork.of(self.raw.derived(_source, *units, self.noisy, self._resident))
+        return self.raw.put(_source, *units, self.noisy, self._resident)
 
     def resident(self) -> SharedSource:
         """The ranks hold small parts as tensors."""
@@ -187,45 +181,41 @@ class SharedSource:
 
     def held(
         self, make: Callable[..., Any], *args: Any, tensors: Sequence[Tensor] = ()
-    ) -> SharedWork:
-        return self.work.held(make, *args, tensors=tensors)
+    ) -> RankWorkers:
+        return self.work.put(make, *args, tensors=tensors)
 
     def here(self) -> RowSource:
         """All rows in this process."""
-        noise = np.concatenate(self.work.each(_own_noise)) if self.noisy else 0.0
+        noise = np.concatenate(self.work.call(_own_noise)) if self.noisy else 0.0
         X, Y = self.originals(np.arange(len(self)))
         return RowSource.of(X, Y, self.scaling, self.dtype, self.device, noise)
 
     def subset(self, index: np.ndarray) -> SharedSource:
         """Some of the rows, by ascending number, which stay where they are."""
-        with watched(None):
-            return replace(self, raw=self.raw.some(np.asarray(index), RawRows.some))
+        return replace(self, raw=self.raw.put(RawRows.some, rows=np.asarray(index)))
 
     def labels(self) -> tuple[Float[np.ndarray, "c t"], Float[np.ndarray, " c"]]:
         """Each target of a classifier once, and how many rows of all ranks have it."""
-        with watched(None):
-            values, counts = zip(*self.raw.each(_labels), strict=True)
+        values, counts = zip(*self.raw.call(_labels), strict=True)
         values, where = np.unique(np.concatenate(values), axis=0, return_inverse=True)
         return values, np.bincount(where.ravel(), np.concatenate(counts))
 
     def take(self, index: np.ndarray | Tensor | slice) -> Rows:
-        parts = self.work.picked(self._numbers(index), _scaled, self.noisy)
+        parts = self.work.gather(_scaled, self._numbers(index), self.noisy)
         return Rows.of(*(torch.from_numpy(part).to(self.device) for part in parts))
 
     def originals(self, index: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        X, Y = SharedWork.of(self.raw).picked(index, _rows)
+        X, Y = self.raw.gather(_rows, index)
         return X, Y
 
     def ranges(self) -> tuple[np.ndarray, np.ndarray]:
-        with watched(None):
-            low, high = zip(*self.raw.each(_ranges, column_limits(self.X, MOVED)), strict=True)
+        low, high = zip(*self.raw.call(_ranges, column_limits(self.X, MOVED)), strict=True)
         return np.min(low, axis=0), np.max(high, axis=0)
 
     def far(self) -> np.ndarray:
         """Numbers of the rows with an entry far from those of other rows."""
         first = np.cumsum([0, *self.raw.sizes[:-1]])
-        with watched(None):
-            found = self.raw.each(_far, column_limits(self.X))
+        found = self.raw.call(_far, column_limits(self.X))
         return np.concatenate([rows + start for rows, start in zip(found, first, strict=True)])
 
     def batches(self, size: int, generator: Generator) -> Iterator[tuple[Tensor, Tensor]]:

@@ -11,7 +11,7 @@ from typing import Any
 from ..core import FitRun
 from ._comparison import FAILURES
 from ._division import Rows
-from ._jobs import Done, PartFits, jobs_for, parts_by_jobs
+from ._jobs import Done, PartFits, has_jobs, parts_by_jobs
 from ._members import Candidate
 
 # A member before its fit, and its seed.
@@ -25,7 +25,7 @@ def evaluated_by_jobs(
 
     `kernel` is the trained one that they share.
     """
-    if jobs_for(run, len(starts)) is None:
+    if not has_jobs(run, len(starts)):
         return {}
     ready = []
     for candidate, seed in starts:

@@ -7,6 +7,7 @@ from copy import copy
 from dataclasses import dataclass, replace
 from typing import Any
 
+import joblib
 import numpy as np
 import torch
 from jaxtyping import Int
@@ -17,7 +18,7 @@ from .._clock import now
 from .._end import End
 from ..core import FitRun, GPModel, PartRecord, reporting_only
 from ..core.training import TrainingStep
-from ..linalg.parallel import Helpers
+from ..linalg.parallel import workers
 from ._comparison import FAILURES
 
 
@@ -119,34 +120,34 @@ class PartFits:
 
 
 def by_jobs(fits: FoldFits, run: FitRun) -> list[tuple[Any, list[TrainingStep], End]] | None:
-    """The answers of all folds; None without jobs, as `jobs_for` says."""
-    return _shared(fits, jobs_for(run, len(fits.folds), [fits.fresh]), len(fits.folds))
+    """The answers of all folds; None without jobs, as `has_jobs` says."""
+    n = len(fits.folds)
+    return _shared(fits, n, run) if has_jobs(run, n, [fits.fresh]) else None
 
 
 def parts_by_jobs(fits: PartFits, run: FitRun, inner: Sequence[Any]) -> list[Done] | None:
     """The results of all parts, in which `inner` are fitted; None without jobs."""
-    return _shared(fits, jobs_for(run, len(fits.parts), inner), len(fits.parts))
+    n = len(fits.parts)
+    return _shared(fits, n, run) if has_jobs(run, n, inner) else None
 
 
-def jobs_for(run: FitRun, count: int, inner: Sequence[Any] = ()) -> Helpers | None:
-    """The jobs that share so many fits, of `inner`; None if this process makes them itself.
+def has_jobs(run: FitRun, count: int, inner: Sequence[Any] = ()) -> bool:
+    """Whether jobs share so many fits, of `inner`.
 
-    It does so unless `n_jobs` or a context of joblib has several jobs, and where a time limit, a
-    callback or a checkpoint looks at every step.
+    This process makes them itself unless `n_jobs` or a context of joblib has several jobs, and
+    where a time limit, a callback or a checkpoint looks at every step.
     """
     outer = run.estimator
     watched = [run.budget.limit, outer.callbacks, outer.checkpoint]
     watched += [getattr(each, "callbacks", None) for each in inner]
-    helpers = Helpers(outer.n_jobs, ranks=False, least=2)
     if any(each is not None for each in watched):
         if outer.n_jobs not in (None, 1):
             run.ignores("n_jobs", "a time limit, a callback or a checkpoint looks at every step")
-        return None
-    return helpers if count > 1 and helpers.count() > 1 else None
+        return False
+    return count > 1 and joblib.effective_n_jobs(outer.n_jobs) > 1
 
 
-def _shared(fits: Any, helpers: Helpers | None, count: int) -> list[Any] | None:
-    if helpers is None:
-        return None
-    found = helpers.each(fits, type(fits).some, [torch.arange(count)])
+def _shared(fits: Any, count: int, run: FitRun) -> list[Any]:
+    by = workers(fits, count, run.estimator.n_jobs, least=2, ranks=False)
+    found = by.call(type(fits).some, along=[torch.arange(count)])
     return [answer for part in found for answer in part]

@@ -11,10 +11,9 @@ from ._fingerprint import call_parts as call_parts
 from ._fingerprint import fitted_parts as fitted_parts
 from ._fingerprint import versions as versions
 from ._life import RankError
-from ._parts import Parts as Parts
-from ._parts import gathered as gathered
 from ._ranks import Ranks
 from ._ranks import alone as alone
+from ._ranks import gathered as gathered
 from ._ranks import leading as leading
 
 __all__ = ["RankError", "Ranks"]

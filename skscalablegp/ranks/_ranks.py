@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from .._calls import Call, called
+from .._clock import watched
 from ._fingerprint import check_same, digest_of, fingerprint
 from ._group import Group
 from ._interrupts import interrupts_wait
@@ -205,7 +206,8 @@ class Ranks:
         self.tasks += 1
         tensors = [tensor.contiguous() for tensor in tensors]
         specs = [(tuple(t.shape), t.dtype, t.device.type) for t in tensors]
-        with self._lock, interrupts_wait(), self._failing_together():
+        # Neither does a time budget end a step that all ranks take.
+        with self._lock, interrupts_wait(), watched(None), self._failing_together():
             dropped = [self._dropped.pop() for _ in range(len(self._dropped))]
             self._send((work, args, specs, dropped))
             for tensor in tensors:
@@ -319,6 +321,17 @@ class Ranks:
             rest = torch.empty(size - len(data), dtype=torch.uint8)
             data += self._group.broadcast(rest).numpy().tobytes()
         return pickle.loads(data)
+
+
+def gathered(ranks: Ranks, answer: Any) -> list[Any]:
+    """The answers of all ranks, at rank 0; an empty list at the others."""
+    data = torch.frombuffer(bytearray(pickle.dumps(answer)), dtype=torch.uint8)
+    said = ranks.exchange("sizes", str(len(data)))
+    sizes = list(map(int, said))
+    padded = torch.zeros(max(sizes), dtype=torch.uint8)
+    padded[: len(data)] = data
+    parts = zip(ranks.gather(padded), sizes, strict=False)
+    return [pickle.loads(part[:size].numpy().tobytes()) for part, size in parts]
 
 
 def _keep(ranks: Ranks, number: int, tensor: Tensor) -> None:

@@ -2,7 +2,7 @@
 
 import pickle
 import warnings
-from collections import OrderedDict, deque
+from functools import lru_cache
 
 import joblib
 import numpy as np
@@ -15,7 +15,7 @@ from sklearn.gaussian_process.kernels import RBF, ConstantKernel, WhiteKernel
 
 from skscalablegp import NNGPRegressor, PoERegressor, distribute
 from skscalablegp.core import fitted_process
-from skscalablegp.linalg.parallel import Helpers, shares
+from skscalablegp.linalg.parallel import shares, workers
 from skscalablegp.ranks import leading
 
 COMMON = {"random_state": 0, "small_table": "method", "max_iter": 4}
@@ -82,14 +82,16 @@ def test_parts_are_consecutive_and_even():
     assert len(shares(3, 8)) == 3
 
 
-class Workers:
-    """A stand-in for joblib's processes: two stores of their own, to which tasks are pickled."""
+class Jobs:
+    """A stand-in for joblib's processes: two with stores of their own; tasks are pickled."""
 
     def __init__(self, stand_in, monkeypatch):
-        self.stores, self.sizes, self.turn = [OrderedDict(), OrderedDict()], [], 0
-        stand_in("_SENT", deque(maxlen=256))
+        self.sizes, self.turn = [], 0
         monkeypatch.setattr(joblib, "Parallel", lambda **_: self.run)
-        self._store = lambda store: stand_in("_helpers._KEPT", store)
+        opened = stand_in("_received", None)
+        most = opened.cache_parameters()["maxsize"]
+        self.stores = [lru_cache(most)(opened.__wrapped__) for _ in range(2)]
+        self._store = lambda store: stand_in("_received", store)
 
     def run(self, tasks):
         return [self._one(task) for task in tasks]
@@ -103,44 +105,46 @@ class Workers:
         return pickle.loads(pickle.dumps(work(*args, **kwargs)))
 
 
-def test_processes_receive_an_object_once(stand_in, monkeypatch):
-    """Also one that has forgotten it, and arrays only where no other object has them."""
-    workers = Workers(stand_in, monkeypatch)
+def test_processes_receive_an_object_once(stand_in, monkeypatch, tmp_path):
+    """In a file, which is there for as long as the object."""
+    monkeypatch.setenv("JOBLIB_TEMP_FOLDER", str(tmp_path))
+    jobs = Jobs(stand_in, monkeypatch)
     rows = np.random.default_rng(0).normal(size=(1000, 50))
-    thing, helpers, places = Table(rows), Helpers(2), torch.arange(1000)
+    thing, places = Table(rows), torch.arange(1000)
 
-    def asked(thing, helpers):
-        workers.sizes.clear()
-        found = helpers.each(thing, Table.total, [places], 1)
+    def asked(thing):
+        jobs.sizes.clear()
+        found = workers(thing, 1000, 2).call(Table.total, 1, along=[places])
         totals, counts = zip(*found, strict=True)
         assert sum(counts) == 1000
         np.testing.assert_allclose(torch.stack(totals), expected_totals(rows, 4))
-        return sum(workers.sizes)
+        return sum(jobs.sizes)
 
-    # Two workers, each of which gets two tasks at the same time.
-    assert 4 * rows.nbytes < asked(thing, helpers) < 4.2 * rows.nbytes
-    assert asked(thing, helpers) < 20_000
-    # Another object with the same rows, and some of its own.
-    other, more = Table(rows, np.arange(2000.0)), Helpers(2)
-    assert asked(other, more) < 4 * 2000 * 8 + 20_000
-    assert len(workers.stores[0]) == 2
+    # Two workers, each of which gets two tasks: these have places, and the name of the file.
+    assert max(asked(thing), asked(thing)) < 20_000
+    (file,) = tmp_path.iterdir()
+    # The object has the rows as a tensor and as an array.
+    assert rows.nbytes < file.stat().st_size < 2.1 * rows.nbytes
     # One worker is new.
-    workers.stores[1].clear()
-    assert asked(thing, helpers) < rows.nbytes + 40_000
+    jobs.stores[1].cache_clear()
+    assert asked(thing) < 20_000
     # A worker keeps the last objects only.
     for _ in range(5):
-        asked(Table(rows), Helpers(2))
-    assert len(workers.stores[0]) == 3
+        asked(Table(rows))
+    assert jobs.stores[0].cache_info().currsize == 3
+    assert list(tmp_path.iterdir()) == [file]
 
 
-def test_few_rows_and_tasks_of_helpers_stay_in_this_process(stand_in, monkeypatch):
-    workers = Workers(stand_in, monkeypatch)
-    few, thing = torch.arange(20), Table(np.ones((100, 2)))
-    assert len(Helpers(2).each(thing, Table.total, [few], 1)) == 1
-    assert len(Helpers(2, wanted=False).each(thing, Table.total, [torch.arange(100)], 1)) == 1
-    copied = pickle.loads(pickle.dumps(Helpers(2)))
-    assert copied.count() == 1 and not workers.sizes
-    assert len(Helpers(2, least=10).each(thing, Table.total, [few], 1)) == 4
+def test_few_rows_and_tasks_of_jobs_stay_in_this_process(stand_in, monkeypatch):
+    jobs, thing = Jobs(stand_in, monkeypatch), Table(np.ones((100, 2)))
+
+    def asked(n, *n_jobs, **settings):
+        by = workers(thing, n, *n_jobs, **settings)
+        return len(by.call(Table.total, 1, along=[torch.arange(n)]))
+
+    assert asked(20, 2) == asked(100) == asked(100, 2, device=torch.device("meta")) == 1
+    assert not jobs.sizes
+    assert asked(20, 2, least=10) == 4 == len(jobs.sizes)
 
 
 class Asked(BaseEstimator):
@@ -153,22 +157,22 @@ class Asked(BaseEstimator):
 
 def totals_of_ranks():
     rows, places = np.random.default_rng(0).normal(size=(1000, 50)), torch.arange(1000)
-    ranks, thing, helpers = leading(), Table(rows), Helpers()
+    ranks, thing = leading(), Table(rows)
     sent, counts = [ranks.bytes_sent], []
 
-    def asked(thing, helpers):
-        found = helpers.each(thing, Table.total, [places], 1)
+    def asked(thing):
+        found = workers(thing, 1000).call(Table.total, 1, along=[places])
         assert [len(shares(1000, ranks.size)), ranks.size] == [len(found)] * 2
         counts.append([count for _, count in found])
         sent.append(ranks.bytes_sent)
         return torch.stack([total for total, _ in found])
 
-    found = asked(thing, helpers), asked(thing, helpers), asked(Table(rows), Helpers())
+    found = asked(thing), asked(thing), asked(Table(rows))
     try:
-        helpers.each(thing, Table.total, [places], -1)
+        workers(thing, 1000).call(Table.total, -1, along=[places])
     except ZeroDivisionError as error:
         said = str(error)
-    after = asked(thing, helpers)
+    after = asked(thing)
     return [*map(np.asarray, found), np.asarray(after)], np.diff(sent), said, counts
 
 
@@ -256,12 +260,9 @@ def test_rows_that_were_added_are_found_by_other_processes(stand_in, monkeypatch
     settings = NEAR | {"optimizer": None, "calibrate": False}
     model = NNGPRegressor(kernel, **settings).fit(X[:650], y[:650])
     model.partial_fit(X[650:], y[650:])
-    expected, workers = (
-        model.predict(X[600:] + 0.01, return_std=True),
-        Workers(stand_in, monkeypatch),
-    )
-    posterior = model._posterior()
-    posterior.helpers = Helpers(2)
+    expected = model.predict(X[600:] + 0.01, return_std=True)
+    jobs, posterior = Jobs(stand_in, monkeypatch), model._posterior()
+    posterior._n_jobs = 2
     found = model.predict(X[600:] + 0.01, return_std=True)
-    assert workers.sizes and posterior._index.n_in_tree == 650
+    assert jobs.sizes and posterior._index.n_in_tree == 650
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-9)

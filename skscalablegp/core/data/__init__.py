@@ -9,7 +9,6 @@ from ._merging import (
     whole_groups,
     with_equal_inputs,
 )
-from ._row_work import RowWork, SharedWork
 from ._rows import (
     BLOCK_ROWS,
     MOVED,

@@ -13,8 +13,8 @@ from jaxtyping import Float
 from torch import Generator, Tensor
 
 from ...linalg.gradients import Rows
+from ...linalg.parallel import Workers
 from ._merging import have_merged
-from ._row_work import RowWork
 from ._subsets import RandomOrder
 
 # Number of rows in one block of a pass over the data.
@@ -327,9 +327,9 @@ class RowSource:
         """The rows in this process."""
         return self
 
-    def held(self, make: Callable[..., Any], *args: Any, tensors: Sequence[Tensor] = ()) -> RowWork:
+    def held(self, make: Callable[..., Any], *args: Any, tensors: Sequence[Tensor] = ()) -> Workers:
         """``make(source, *args, *tensors)``, which answers for the rows."""
-        return RowWork(make(self, *args, *tensors))
+        return Workers(make(self, *args, *tensors))
 
     def subset(self, index: np.ndarray) -> RowSource:
         """Some of the rows, in the same units."""

@@ -13,9 +13,8 @@ from jaxtyping import Int
 from torch import Tensor
 
 from ...kernels import TorchKernel
-from ...linalg.blocks import watched
 from ...linalg.gradients import GPProblem, Rows
-from ...ranks import Parts
+from ...linalg.parallel import RankWorkers
 from ._rows import limit_rows
 from ._table import Table, rows_beyond_limits
 
@@ -23,6 +22,8 @@ from ._table import Table, rows_beyond_limits
 _OF_SHAPES = {
     getattr(Tensor, name).__get__ for name in ("shape", "dtype", "device", "ndim", "is_cpu")
 } | {Tensor.size, Tensor.dim, Tensor.numel, Tensor.__len__, Tensor.is_floating_point}
+# What a table has of each row.
+_OF_ROWS = "X", "y", "noise", "counts", "within"
 
 
 def _refused() -> MemoryError:
@@ -76,25 +77,23 @@ class SharedTable(Table):
 
     Attributes
     ----------
-    parts : Parts
+    parts : RankWorkers
         The table of each rank.
     """
 
     here = False
 
-    parts: Parts = field(kw_only=True)
+    parts: RankWorkers = field(kw_only=True)
 
     @classmethod
-    def of(cls, parts: Parts) -> SharedTable:
+    def of(cls, parts: RankWorkers) -> SharedTable:
         """The table of these parts, which have the same scale of the target."""
         one, n = parts.own, sum(parts.sizes)
         X, y = (AbsentArray.of(n, *a.shape[1:]) for a in (one.X, one.y))
         return cls(X, y, one.y_mean, one.y_std, AbsentArray.of(n), one.origin, parts=parts)
 
     def each(self, work: Callable[..., Any], *args: Any) -> list[Any]:
-        # The time budget must not end a step that all ranks take.
-        with watched(None):
-            return self.parts.each(work, *args)
+        return self.parts.call(work, *args)
 
     def whole(self) -> Table:
         return self.rows(np.arange(len(self.X)))
@@ -108,18 +107,11 @@ class SharedTable(Table):
 
     def rows(self, chosen: np.ndarray) -> Table:
         """Some of the rows, by number, in this process."""
-        places, found = self.parts.picked(Table.rows, chosen)
-        own = found[0] if found else self.parts.own.rows(np.empty(0, dtype=np.int64))
-        arrays = {}
-        for name in ("X", "y", "noise", "counts", "within"):
-            whole = np.empty((len(chosen), *getattr(own, name).shape[1:]))
-            for where, part in zip(places, found, strict=True):
-                whole[where] = getattr(part, name)
-            arrays[name] = whole
-        return replace(own, **arrays)
+        arrays = self.parts.gather(_rows_of, chosen)
+        return replace(self.parts.own, **dict(zip(_OF_ROWS, arrays, strict=True)))
 
     def limited(self, low: np.ndarray, high: np.ndarray) -> SharedTable:
-        return self.of(self.parts.derived(Table.limited, low, high))
+        return self.of(self.parts.put(Table.limited, low, high))
 
     def far_rows(self) -> np.ndarray:
         first = np.cumsum([0, *self.parts.sizes[:-1]])
@@ -128,13 +120,12 @@ class SharedTable(Table):
 
     def centred(self, kernel: TorchKernel) -> SharedTable:
         origin = kernel.origin(self.robust_moments()[0])
-        return self.of(self.parts.derived(_with_origin, origin))
+        return self.of(self.parts.put(_with_origin, origin))
 
     def problem(
         self, kernel: TorchKernel, dtype: torch.dtype, device: torch.device, keep: bool
     ) -> SharedProblem:
-        with watched(None):
-            parts = self.parts.derived(Table.problem, kernel, dtype, device, keep)
+        parts = self.parts.put(Table.problem, kernel, dtype, device, keep)
         n, t = len(self.X), self.y_mean.size
         X, Y = (
             AbsentTensor.of(n, columns, dtype=dtype, device=device)
@@ -153,24 +144,22 @@ class SharedProblem(GPProblem):
 
     Attributes
     ----------
-    parts : Parts
+    parts : RankWorkers
         The problem of each rank.
     table : SharedTable
         The same rows, from which `subset` fetches some.
     """
 
-    parts: Parts = field(kw_only=True)
+    parts: RankWorkers = field(kw_only=True)
     table: SharedTable = field(kw_only=True)
 
     def total(
         self, work: Callable[..., tuple[Tensor, ...]], *args: Any, tensors: Sequence[Tensor] = ()
     ) -> tuple[Tensor, ...]:
-        with watched(None):
-            return self.parts.total(work, *args, tensors=tensors)
+        return self.parts.sum(work, *args, tensors=tensors)
 
     def each(self, work: Callable[..., Any], *args: Any) -> list[Any]:
-        with watched(None):
-            return self.parts.each(work, *args)
+        return self.parts.call(work, *args)
 
     def whole(self) -> GPProblem:
         return replace(self._here(self.table.whole()), prior_weight=self.prior_weight)
@@ -188,6 +177,10 @@ class SharedProblem(GPProblem):
             return self
         made = self.table.problem(self.kernel, dtype, self.X.device, self.keep)
         return replace(made, prior_weight=self.prior_weight)
+
+
+def _rows_of(table: Table, rows: np.ndarray) -> list[np.ndarray]:
+    return [getattr(table, name)[rows] for name in _OF_ROWS]
 
 
 def _with_origin(table: Table, origin: np.ndarray | float) -> Table:

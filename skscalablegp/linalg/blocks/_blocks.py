@@ -11,9 +11,7 @@ calls, and all calls on a GPU, are made as a whole.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
@@ -21,6 +19,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from ..._clock import look_up
 from ..parallel import map_in_order
 
 # A task has at most _MOST_FLOPS operations, a tenth of a second of one core. Tasks of a product
@@ -32,31 +31,6 @@ _FEW_FLOPS, _MOST_FLOPS, _ROWS, _COLUMNS = 5e8, 4e9, 256, 64
 _WHOLE_FACTOR, _WHOLE_INVERSE = 1000, 1000
 # Rows and columns of a tile of a factor, and of a block of an inverse.
 _BLOCK = 192
-
-_LOOK_UP: ContextVar[Callable[[], None] | None] = ContextVar("look_up", default=None)
-
-
-@contextmanager
-def watched(look_up: Callable[[], None] | None) -> Iterator[None]:
-    """Call `look_up` between blocks, or nothing if it is None; an exception from it ends the work.
-
-    Parameters
-    ----------
-    look_up : callable or None
-        For example a function that raises when the time budget is spent.
-    """
-    token = _LOOK_UP.set(look_up)
-    try:
-        yield
-    finally:
-        _LOOK_UP.reset(token)
-
-
-def look_up() -> None:
-    """Call the function that `watched` was given, if any."""
-    check = _LOOK_UP.get()
-    if check is not None:
-        check()
 
 
 def _each(items: Iterable[Any], work: Callable[[Any], Any]) -> None:

@@ -12,7 +12,8 @@ import torch
 from scipy.optimize import minimize_scalar
 from torch import Tensor
 
-from ...core.data import RowSource, RowWork
+from ...core.data import RowSource
+from ...linalg.parallel import Workers
 from ._features import DeepFeatures
 from ._objective import (
     FeatureMoments,
@@ -118,13 +119,13 @@ class ExactPass:
     dtype: torch.dtype
 
     @cached_property
-    def _work(self) -> RowWork:
+    def _work(self) -> Workers:
         return self.rows.held(DeepRows, self.features)
 
     def moments(self, tensors: list[Tensor], noise: float) -> FeatureMoments:
         """The exact moments at a noise variance, scaled to n rows."""
         sent = [tensor.detach() for tensor in tensors]
-        found = self._work.total(_moments_of, noise, self.dtype, tensors=sent)
+        found = self._work.sum(_moments_of, noise, self.dtype, tensors=sent)
         square, n, log_scale = found[2].tolist()
         moments = FeatureMoments(found[0], found[1], square, n, log_scale)
         return moments if moments.n == self.n else moments.extended(self.n)

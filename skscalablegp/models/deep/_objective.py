@@ -20,9 +20,9 @@ from jaxtyping import Float, Float64
 from scipy.optimize import minimize, minimize_scalar
 from torch import Tensor
 
-from ...core.data import RowWork
 from ...core.posteriors import FeatureWeights
 from ...linalg.operators import ONE
+from ...linalg.parallel import Workers
 from ...linalg.solvers import cholesky_with_jitter
 
 
@@ -188,7 +188,7 @@ class HeldOutRows:
 
 
 def held_out_noise(
-    moments: FeatureMoments, rows: RowWork, noise_bounds: tuple[float, float]
+    moments: FeatureMoments, rows: Workers, noise_bounds: tuple[float, float]
 ) -> tuple[float, float]:
     """The noise variance that maximises the likelihood of held-out rows.
 
@@ -198,7 +198,7 @@ def held_out_noise(
     ----------
     moments : FeatureMoments
         Of the training rows.
-    rows : RowWork
+    rows : Workers
         The `HeldOutRows`.
     noise_bounds : tuple of float
         Of s2.
@@ -215,13 +215,13 @@ def held_out_noise(
     """
     values, basis = torch.linalg.eigh(moments.gram)
     lam, cross = values.clamp_min(0), basis.T @ moments.cross
-    rotated = rows.held(HeldOutRows.rotated, tensors=[basis])
+    rotated = rows.put(HeldOutRows.rotated, tensors=[basis])
 
     def density(log_noise: float) -> float:
         s2 = math.exp(log_noise)
         inverse = 1 / (lam + s2)
         given = [inverse, inverse[:, None] * cross]
-        total, weight = rotated.total(HeldOutRows.losses, s2, tensors=given)[0].tolist()
+        total, weight = rotated.sum(HeldOutRows.losses, s2, tensors=given)[0].tolist()
         return total / weight
 
     low, high = (math.log(bound) for bound in noise_bounds)

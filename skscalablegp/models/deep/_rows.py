@@ -12,7 +12,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ...core import SharedSource
-from ...core.data import RowSource, RowWork, SharedWork
+from ...core.data import RowSource
+from ...linalg.parallel import RankWorkers, Workers
 from ._features import DeepFeatures
 
 # Any of them answers for the rows of a fit.
@@ -56,10 +57,10 @@ class DrawnRows(NamedTuple):
 
 
 def drawn_rows(
-    work: RowWork, tensors: Sequence[Tensor], index: Tensor, others: Tensor | None
+    work: Workers, tensors: Sequence[Tensor], index: Tensor, others: Tensor | None
 ) -> DrawnRows:
     """The rows of a batch by number, and those of an independent one if there is one."""
-    if isinstance(work, SharedWork):
+    if isinstance(work, RankWorkers):
         return _from_ranks(work, tensors, index, others)
     source, features = work.own.source, work.own.features
     rows, other, other_known = source.take(index), None, None
@@ -73,11 +74,11 @@ def drawn_rows(
 
 
 def _from_ranks(
-    work: SharedWork, tensors: Sequence[Tensor], index: Tensor, others: Tensor | None
+    work: RankWorkers, tensors: Sequence[Tensor], index: Tensor, others: Tensor | None
 ) -> DrawnRows:
     b, every = len(index), index if others is None else torch.cat([index, others])
     sent = [tensor.detach() for tensor in tensors]
-    found = work.picked(every, _evaluated, tensors=sent)
+    found = work.gather(_evaluated, every, tensors=sent)
     phi, Y, *known = (torch.from_numpy(part).to(sent[0].device) for part in found)
     first = known[0][:b] if known else None
     shared = _Shared.apply(work, index, phi[:b], *tensors)
@@ -90,7 +91,7 @@ class _Shared(torch.autograd.Function):
     """Features that ranks have evaluated, each at its rows, as a function of the tensors."""
 
     @staticmethod
-    def forward(ctx, work: SharedWork, index: Tensor, phi: Tensor, *tensors: Tensor) -> Tensor:
+    def forward(ctx, work: RankWorkers, index: Tensor, phi: Tensor, *tensors: Tensor) -> Tensor:
         ctx.work, ctx.index, ctx.tensors = work, index, [t.detach() for t in tensors]
         return phi.clone()
 
@@ -98,8 +99,12 @@ class _Shared(torch.autograd.Function):
     def backward(ctx, grad: Tensor) -> tuple[Any, ...]:
         needed = ctx.needs_input_grad[3:]
         sums = iter(
-            ctx.work.total_of(
-                ctx.index, _gradients, needed, along=[grad.contiguous()], tensors=ctx.tensors
+            ctx.work.sum(
+                _gradients,
+                needed,
+                rows=ctx.index,
+                along=[grad.contiguous()],
+                tensors=ctx.tensors,
             )
         )
         found = (
@@ -122,7 +127,7 @@ def _evaluated(rows: DeepRows, own: np.ndarray, *tensors: Tensor) -> tuple[np.nd
 
 
 def _gradients(
-    rows: DeepRows, own: np.ndarray, needed: tuple[bool, ...], grad: Tensor, *tensors: Tensor
+    rows: DeepRows, own: np.ndarray, grad: Tensor, needed: tuple[bool, ...], *tensors: Tensor
 ) -> tuple[Tensor, ...]:
     """The gradients in the needed tensors, given those in the features of some rows."""
     leaves = [

@@ -13,8 +13,9 @@ import torch
 from scipy.spatial import cKDTree
 from torch import Generator, Tensor
 
-from ...core.data import RowSource, RowWork
+from ...core.data import RowSource
 from ...core.training import AdamOfGroups, Stepper
+from ...linalg.parallel import Workers
 from ._batch import BatchGradient, FeatureBatch, automatic_rate
 from ._exact_pass import ExactPass, NoiseSearch, Settled
 from ._features import DeepFeatures
@@ -212,7 +213,7 @@ class WeightSpaceStepper(Stepper):
         return FeatureBatch(phi, Y, self.weights, log_noise, self.rows.n, other), log_scales
 
     @cached_property
-    def _work(self) -> RowWork:
+    def _work(self) -> Workers:
         return self.rows.source.held(DeepRows, self.features)
 
     def _weighted(self, index: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
@@ -297,7 +298,7 @@ class WeightSpaceStepper(Stepper):
         """Share of the held-out targets' variance that the current weights do not explain."""
         work = self.rows.held_out.held(DeepRows, self.features)
         sent = [tensor.detach() for tensor in (self.weights, *self.tensors)]
-        numbers, of_Y, of_squares = work.total(_unexplained, tensors=sent)
+        numbers, of_Y, of_squares = work.sum(_unexplained, tensors=sent)
         error, n = numbers.tolist()
         variance = (of_squares / n - (of_Y / n).square()).mean()
         return error / (n * len(of_Y)) / float(variance)

@@ -21,7 +21,7 @@ from ...linalg.gradients import (
     Rows,
     exact_marginal_likelihood,
 )
-from ...linalg.parallel import Helpers, run
+from ...linalg.parallel import run, workers
 
 # Rows of an expert whose factorisation takes about a second on one core.
 _LARGE = 3000
@@ -101,7 +101,7 @@ class Experts:
 
     def __init__(self, tables: Sequence[ExpertTable], n_jobs: int | None):
         self.tables, self.device = list(tables), torch.device(tables[0].device)
-        self._helpers = Helpers(n_jobs, wanted=self.device.type == "cpu", least=2)
+        self._n_jobs = n_jobs
 
     def each(
         self, function: Callable[..., Any], thetas: Float[Tensor, " p"] | Sequence[np.ndarray]
@@ -112,7 +112,8 @@ class Experts:
             every = thetas.detach().cpu().expand(len(numbers), -1)
         else:
             every = torch.as_tensor(np.stack(thetas))
-        parts = self._helpers.each(self, Experts._some, [numbers, every], function)
+        by = workers(self, len(numbers), self._n_jobs, least=2, device=self.device)
+        parts = by.call(Experts._some, function, along=[numbers, every])
         return [answer for part in parts for answer in part]
 
     def _some(

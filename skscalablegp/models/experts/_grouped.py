@@ -20,7 +20,6 @@ from ...linalg.gradients import (
     sets_marginal_likelihood,
 )
 from ...linalg.operators import Workspace, kernel_between_sets
-from ...linalg.parallel import Helpers
 from ._posterior import SHOWN, ExpertPosterior, ExpertsPosterior
 
 # Covariances with experts' rows that are computed at a time.
@@ -128,7 +127,6 @@ class GroupedExpertsPosterior(ExpertsPosterior):
         parts: Sequence[np.ndarray],
         n_experts: int,
     ):
-        self._helpers = Helpers(wanted=False)
         self.problem, self.theta, self.groups = problem, theta.detach().double().cpu(), groups
         self.combination, self.parts = combination, parts
         self._q = min(n_experts, len(parts))

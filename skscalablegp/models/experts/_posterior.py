@@ -20,7 +20,7 @@ from ...core.posteriors import (
     PosteriorModule,
 )
 from ...linalg.operators import KernelOperator
-from ...linalg.parallel import Helpers, run
+from ...linalg.parallel import run, workers
 
 # New rows that an expert predicts at a time, and rows or columns of the inverse factor in a block.
 _ROWS = 1024
@@ -309,8 +309,6 @@ class ExpertsPosterior(Posterior):
         self.experts, self.combination, self.parts = list(experts), combination, parts
         self._q = min(n_experts, len(self.experts))
         first = self.experts[0]
-        # One process of joblib: to send the factors takes longer than most predictions.
-        self._helpers = Helpers(1, wanted=first.device.type == "cpu")
         self.dtype, self.device = first.dtype, first.device
         # Two blocks of the largest expert, and the moments of all experts.
         widest = max(max(expert.width for expert in self.experts), SHOWN)
@@ -318,9 +316,10 @@ class ExpertsPosterior(Posterior):
 
     def combine(self, X: Float[Tensor, "m d"]) -> Combination:
         """The combined mean and latent variance, of which ranks compute those of their rows."""
-        means, variances, betas = zip(
-            *self._helpers.each(self, ExpertsPosterior._own_combined, [X]), strict=True
-        )
+        # One process of joblib: to send the factors takes longer than most predictions.
+        by = workers(self, len(X), 1, device=self.device)
+        found = by.call(ExpertsPosterior._own_combined, along=[X])
+        means, variances, betas = zip(*found, strict=True)
         return Combination(torch.cat(means), torch.cat(variances), torch.cat(betas, dim=1))
 
     def _own_combined(self, X: Float[Tensor, "m d"]) -> Combination:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ...core import SharedSource
-from ...core.data import SharedWork
+from ...linalg.parallel import RankWorkers
 from ._bound import RowStatistics, WhitenedBelief, Whitening, variational_bound
 from ._collapsed import Blocks
 from ._stepper import SparseModel, SparseRows, SparseStepper
@@ -44,12 +44,12 @@ class SharedRows(SparseRows):
 
     Attributes
     ----------
-    work : SharedWork
+    work : RankWorkers
         The `SparseRows` of each rank.
     """
 
     source: SharedSource
-    work: SharedWork
+    work: RankWorkers
 
     @classmethod
     def shared_of(cls, source: SharedSource) -> SharedRows:
@@ -60,7 +60,7 @@ class SharedRows(SparseRows):
         return SharedStepper(model, self, *begin)
 
     def noise_range(self) -> tuple[float, float]:
-        low, high = zip(*self.work.each(SparseRows.noise_range), strict=True)
+        low, high = zip(*self.work.call(SparseRows.noise_range), strict=True)
         return min(low), max(high)
 
     def check_separable(self, white: Tensor) -> None:
@@ -72,7 +72,7 @@ class SharedRows(SparseRows):
     def total(
         self, work: Callable[..., tuple[Tensor, ...]], *args: Any, tensors: Sequence[Tensor] = ()
     ) -> tuple[Tensor, ...]:
-        return self.work.total(_of_part, work, *args, tensors=tensors)
+        return self.work.sum(_of_part, work, *args, tensors=tensors)
 
 
 class SharedStepper(SparseStepper):
@@ -82,7 +82,7 @@ class SharedStepper(SparseStepper):
 
     def _batch_sums(self, batch: Tensor, weights: Tensor, eval_gradient: bool) -> RowStatistics:
         given, values = (self.model, float(weights[0]), eval_gradient), Values.of(self)
-        *sums, of_theta, of_Z = self.rows.work.total_of(batch, batch_sums, *given, tensors=values)
+        *sums, of_theta, of_Z = self.rows.work.sum(batch_sums, *given, rows=batch, tensors=values)
         if not bool(torch.isfinite(sums[0]).all()):
             raise torch.linalg.LinAlgError("k(Z, Z) has no factor at a rank")
         if eval_gradient:

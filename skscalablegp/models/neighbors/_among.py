@@ -10,9 +10,9 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from ...linalg.gradients import GPProblem
+from ...linalg.parallel import workers
 from ._local import dual_weights
 from ._metric import Index, Metric
-from ._objectives import helpers_on
 
 
 class Among:
@@ -43,7 +43,7 @@ class Among:
         n_jobs: int | None,
     ):
         self._problem, self._theta, self._rows = problem, theta, rows
-        self._precision, self._helpers = precision, helpers_on(problem, n_jobs)
+        self._precision, self._n_jobs = precision, n_jobs
         self._search()
 
     def _search(self) -> None:
@@ -63,7 +63,8 @@ class Among:
         self, points: Float[Tensor, "b q"], m: int
     ) -> tuple[Int[Tensor, "b m"], Float[Tensor, "b m t"]]:
         """The numbers of the m nearest rows of each point, and their dual weights."""
-        found = self._helpers.each(self, Among._own_solved, [points], m)
+        by = workers(self, len(points), self._n_jobs, device=self._problem.X.device)
+        found = by.call(Among._own_solved, m, along=[points])
         near, weights = map(torch.cat, zip(*found, strict=True))
         return near, weights
 

@@ -17,7 +17,7 @@ from ...kernels import TorchKernel
 from ...linalg.blocks import look_up
 from ...linalg.gradients import GPProblem
 from ...linalg.operators import kernel_of_sets, slope
-from ...linalg.parallel import Helpers, map_in_order
+from ...linalg.parallel import map_in_order, workers
 from ...linalg.solvers import cholesky_with_jitter
 from ._local import Shared, condition, gather, starts
 
@@ -270,7 +270,7 @@ class FullScale:
         return total + sum(map_in_order(of_features, begin, self.rows.device))
 
 
-@dataclass
+@dataclass(eq=False)
 class WholeLikelihood:
     r"""The likelihood of all rows, as sums over them that several processes may share.
 
@@ -311,7 +311,7 @@ class WholeLikelihood:
         return self._process(theta).gradient(self._rows(some), belief).cpu()
 
     def at(
-        self, theta: Float[Tensor, " p"], eval_gradient: bool = True, helpers: Helpers | None = None
+        self, theta: Float[Tensor, " p"], eval_gradient: bool = True, n_jobs: int | None = 1
     ) -> tuple[float, Float[Tensor, " p"] | None]:
         r"""log p(Y), summed over targets, and its gradient.
 
@@ -319,9 +319,9 @@ class WholeLikelihood:
         mean of v. The gradient has the same cost.
         """
         theta, (n, t) = theta.detach(), self.problem.Y.shape
-        helpers = Helpers(wanted=False) if helpers is None else helpers
         places = torch.arange(n)
-        parts = helpers.each(self, WholeLikelihood.sums, [places], theta)
+        by = workers(self, n, n_jobs, device=self.problem.X.device)
+        parts = by.call(WholeLikelihood.sums, theta, along=[places])
         sums = Sums(*map(sum, zip(*parts, strict=True)))
         precision = sums.precision + _identity(sums.precision)
         factor = torch.linalg.cholesky(precision) if len(precision) else precision
@@ -331,8 +331,8 @@ class WholeLikelihood:
         value = -0.5 * (value + n * t * math.log(2 * math.pi))
         more, grad = self.problem.repeated(theta, eval_gradient)
         if eval_gradient:
-            given = theta, Belief(b, factor)
-            grad = grad + sum(helpers.each(self, WholeLikelihood.gradient, [places], *given))
+            given = WholeLikelihood.gradient, theta, Belief(b, factor)
+            grad = grad + sum(by.call(*given, along=[places]))
         return value + more, grad if eval_gradient else None
 
 

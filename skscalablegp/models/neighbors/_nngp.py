@@ -372,10 +372,7 @@ class NNGPRegressor(GPRegressorBase):
                 # The calibrated kernel is the trained one times a number, with the same neighbours.
                 near = result.state.extra.get("earlier")
                 run.finish("inducing points", lambda: self._shared(problem, theta, near))
-        posterior = run.finish("index", self._build_posterior)
-        if "helpers" in result.state.extra:
-            posterior.helpers.follow(result.state.extra["helpers"])
-        self._remember(posterior)
+        self._remember(run.finish("index", self._build_posterior))
         run.reports(summary=f"a row is predicted from {self.n_neighbors_} of {len(table.X):,} rows")
 
     def _train(self, problem: GPProblem, settings: NeighborPlan, run: FitRun) -> TrainingResult:

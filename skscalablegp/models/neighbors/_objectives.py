@@ -14,7 +14,7 @@ from scipy.optimize import minimize_scalar
 from torch import Tensor
 
 from ...linalg.gradients import GPProblem, GradientEstimate, GradientEstimator, GradientState
-from ...linalg.parallel import Helpers
+from ...linalg.parallel import workers
 from ._full_scale import Earlier, WholeLikelihood, earlier_rows, inducing_rows
 from ._local import Predicted, Shared, blocks, left_out, left_out_moments, predict
 from ._metric import Index, Metric, others_near
@@ -38,7 +38,7 @@ def neighbours_of(
     return others_near(Index(points), points[rows.cpu().numpy()], rows, m)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Neighbourhoods:
     """Rows and their neighbours, around which small systems are solved.
 
@@ -119,28 +119,21 @@ class LocalGradient(_SearchedOnce):
         if near is None:
             near = neighbours_of(problem, theta, self.centres, self.n_neighbors)
         around = Neighbourhoods(problem, self.centres, near)
-        more = {"around": around, "helpers": helpers_on(problem, self.n_jobs)}
         searched = {"near": near, "searched_at": theta.detach()}
-        return replace(state, extra=searched | state.extra | more)
+        return replace(state, extra=searched | state.extra | {"around": around})
 
     def estimate(self, problem, theta, state):
         if "around" not in state.extra:
             state = self.prepared(problem, theta, state)
-        around, helpers = state.extra["around"], state.extra["helpers"]
-        numbers, s = torch.arange(len(self.centres)), len(self.centres)
-        given = self.objective, theta.detach()
-        values, grads = zip(
-            *helpers.each(around, Neighbourhoods.sums, [numbers], *given), strict=True
+        around, s = state.extra["around"], len(self.centres)
+        found = workers(around, s, self.n_jobs, device=problem.X.device).call(
+            Neighbourhoods.sums, self.objective, theta.detach(), along=[torch.arange(s)]
         )
+        values, grads = zip(*found, strict=True)
         # The scatter of all merged rows: few rows differ much, and some rows may have none of them.
         n, (more, slope) = len(problem.X), problem.repeated(theta)
         grad = n * sum(grads) / s + slope.to(theta)
         return GradientEstimate(grad, n * sum(values) / s + more), state
-
-
-def helpers_on(problem: GPProblem, n_jobs: int | None) -> Helpers:
-    """The processes that share work on a problem; on a GPU there are none."""
-    return Helpers(n_jobs, wanted=problem.X.is_cpu)
 
 
 class FullScaleGradient(_SearchedOnce):
@@ -182,8 +175,7 @@ class FullScaleGradient(_SearchedOnce):
             state = self.prepared(problem, theta, state)
             earlier = Earlier.of(state.extra["near"].cpu().numpy(), self.seed)
             state.extra["whole"] = WholeLikelihood(problem, state.extra["inducing"], earlier)
-            state.extra["helpers"] = helpers_on(problem, self.n_jobs)
-        value, grad = state.extra["whole"].at(theta, helpers=state.extra["helpers"])
+        value, grad = state.extra["whole"].at(theta, n_jobs=self.n_jobs)
         return GradientEstimate(grad, value), state
 
 
@@ -315,7 +307,8 @@ class Scales:
         dtype: torch.dtype,
         errors: bool,
     ) -> Predicted:
-        around, numbers = Neighbourhoods(self._problem, rows, near, shared), torch.arange(len(rows))
-        work, given = Neighbourhoods.predicted, (self._theta, dtype, errors)
-        found = helpers_on(self._problem, self._n_jobs).each(around, work, [numbers], *given)
+        around, s = Neighbourhoods(self._problem, rows, near, shared), len(rows)
+        by = workers(around, s, self._n_jobs, device=self._problem.X.device)
+        given = Neighbourhoods.predicted, self._theta, dtype, errors
+        found = by.call(*given, along=[torch.arange(s)])
         return Predicted(*map(torch.cat, zip(*found, strict=True)))

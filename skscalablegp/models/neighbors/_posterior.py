@@ -26,11 +26,12 @@ from ...core.posteriors import (
 )
 from ...kernels import NotExportable
 from ...linalg.gradients import GPProblem
+from ...linalg.parallel import workers
 from ._among import Among
 from ._local import Predicted, Shared, chain, left_out_moments, predict
 from ._metric import Index, Metric, others_near
 from ._module import Calibrated, NeighborModule
-from ._objectives import Scaled, helpers_on, local_factor
+from ._objectives import Scaled, local_factor
 from ._wide import (
     Correction,
     LeftOutRows,
@@ -73,8 +74,6 @@ class NeighborPosterior(Posterior):
 
     Attributes
     ----------
-    helpers : Helpers
-        These processes.
     correction : Correction or None
         The correction of predictions by wide neighbourhoods; None without one.
     """
@@ -91,8 +90,7 @@ class NeighborPosterior(Posterior):
         n_jobs: int | None = None,
     ):
         self.problem, self._theta, self.n_neighbors = problem, theta, n_neighbors
-        self._n_jobs, self.helpers = n_jobs, helpers_on(problem, n_jobs)
-        self._shared, self.correction = shared, None
+        self._n_jobs, self._shared, self.correction = n_jobs, shared, None
         self._centres: Index | None = None
         self._wide_rows: Tensor | None = None
         self._precision, self._power, self._scale = precision, power, scale
@@ -109,7 +107,6 @@ class NeighborPosterior(Posterior):
         if self._metric.covers(new):
             more = copy(self)
             more.problem, more._index = problem, self._index.plus(self._metric(new))
-            more.helpers = helpers_on(problem, self._n_jobs)
         else:
             settings = self.n_neighbors, self._precision, self._power, self._scale
             more = NeighborPosterior(problem, self._theta, *settings, n_jobs=self._n_jobs)
@@ -120,7 +117,7 @@ class NeighborPosterior(Posterior):
         if correction is None:
             return self
         other = copy(self)
-        other.correction, other.helpers = correction, helpers_on(self.problem, self._n_jobs)
+        other.correction = correction
         other._prepare_wide()
         return other
 
@@ -145,7 +142,6 @@ class NeighborPosterior(Posterior):
         other._theta, other.n_neighbors = scaled.theta, n_neighbors
         other._power, other._scale = scaled.power, scaled.scale
         other.width = self.width + 4 * (n_neighbors - self.n_neighbors)
-        other.helpers = helpers_on(self.problem, self._n_jobs)
         return other
 
     def among(self, rows: Int[Tensor, " b"]) -> Among:
@@ -188,7 +184,8 @@ class NeighborPosterior(Posterior):
 
     def _shared_out(self, work: Callable[..., Sequence[Tensor]], *rows: Tensor) -> Iterator[Tensor]:
         """The answers of all processes, each for its part of the rows."""
-        found = self.helpers.each(self, work, rows)
+        by = workers(self, len(rows[0]), self._n_jobs, device=self.device)
+        found = by.call(work, along=rows)
         return map(torch.cat, zip(*found, strict=True))
 
     def _moments(self, X: Float[Tensor, "b d"], near: Int[Tensor, "b k"]) -> Moments:

@@ -13,12 +13,13 @@ from torch import Tensor
 
 from ..._end import End
 from ...core import SharedSource
-from ...core.data import RowSource, RowWork
+from ...core.data import RowSource
 from ...core.likelihoods import Likelihood
 from ...core.posteriors import FeatureWeights, Posterior, shifted
 from ...kernels import compile_kernel
 from ...linalg.blocks import look_up, watched
 from ...linalg.gradients import Rows
+from ...linalg.parallel import Workers
 from ...linalg.solvers import cholesky_with_jitter
 from ._basis import Functions
 from ._fit import Fit, Trained
@@ -152,7 +153,7 @@ class FullBatch:
 
     Attributes
     ----------
-    rows : RowWork
+    rows : Workers
         The `BatchRows`, which only sums are asked of.
     noise : NoiseAtRows
         Of no particular rows.
@@ -164,7 +165,7 @@ class FullBatch:
         Lower Cholesky factor of the prior's precision.
     """
 
-    rows: RowWork
+    rows: Workers
     noise: NoiseAtRows
     n_rows: float
     mean: Float64[Tensor, "m t"]
@@ -175,13 +176,13 @@ class FullBatch:
         cls, noise: NoiseAtRows, phi: Tensor, Y: Tensor, mean: Tensor, factor: Tensor
     ) -> FullBatch:
         """The functions (n, m) at rows of this process, and their targets (n, t)."""
-        rows = RowWork(BatchRows.at(noise, phi, Y))
+        rows = Workers(BatchRows.at(noise, phi, Y))
         return cls(rows, noise, noise.n_rows(Y), mean, factor)
 
     def loss(self, mean: Tensor, eval_gradient: bool = True) -> tuple[float, Tensor]:
         """Minus the ELBO as a function of the mean, and its gradient or zeros."""
         away = self.factor.T @ (mean - self.mean)
-        value, slope = self.rows.total(_likelihood_of, eval_gradient, tensors=[mean])
+        value, slope = self.rows.sum(_likelihood_of, eval_gradient, tensors=[mean])
         return float(0.5 * away.square().sum() - value), self.factor @ away - slope
 
     def lower_bound(self, q: Belief) -> float:
@@ -224,14 +225,14 @@ def newton_steps(batch: FullBatch, max_iter: int, tol: float = 1e-6) -> Iterator
     """
     rows, mean, prior = batch.rows, batch.mean, batch.factor @ batch.factor.T
     if batch.noise.gaussian:
-        factor, _ = cholesky_with_jitter(prior + rows.total(_precision_of)[0])
+        factor, _ = cholesky_with_jitter(prior + rows.sum(_precision_of)[0])
         mean = mean - torch.cholesky_solve(batch.loss(mean)[1], factor)
-        yield Belief(mean, factor, float(rows.total(_likelihood_of, False, tensors=[mean])[0]))
+        yield Belief(mean, factor, float(rows.sum(_likelihood_of, False, tensors=[mean])[0]))
         return
     precision = prior
-    unit = max(rows.each(_prior_std, tensors=[batch.factor])) or 1.0
+    unit = max(rows.call(_prior_std, tensors=[batch.factor])) or 1.0
     for step in range(1, max_iter + 1):
-        new = prior + rows.total(_curvature_of, tensors=[mean])[0]
+        new = prior + rows.sum(_curvature_of, tensors=[mean])[0]
         # Only half of the change is made, because mean and curvature would otherwise oscillate.
         precision = new if step < 3 else 0.5 * (new + precision)
         factor, _ = cholesky_with_jitter(precision)
@@ -239,9 +240,9 @@ def newton_steps(batch: FullBatch, max_iter: int, tol: float = 1e-6) -> Iterator
         change = torch.cholesky_solve(gradient, factor)
         change = _accepted(change, loss, lambda w: batch.loss(w, eval_gradient=False)[0], mean)
         given = {"tensors": [factor, mean, change]}
-        moved, largest = map(max, zip(*rows.each(_moved, step, **given), strict=True))
+        moved, largest = map(max, zip(*rows.call(_moved, step, **given), strict=True))
         mean = mean - change
-        expected = rows.total(_expected_of, tensors=[mean])[0]
+        expected = rows.sum(_expected_of, tensors=[mean])[0]
         yield Belief(mean, factor, float(expected))
         if moved <= tol * max(largest, unit):
             return

@@ -142,7 +142,7 @@ class Dictionary:
         source = source.here() if len(source) <= MOMENT_ROWS else source
         if isinstance(source, SharedSource):
             given = [self.points, self.amplitude]
-            *sums, numbers = source.held(_same).total(_moments_of, self.kernel, tensors=given)
+            *sums, numbers = source.held(_same).sum(_moments_of, self.kernel, tensors=given)
             return Moments.of_sums(*sums, *numbers.tolist(), self.unit)
 
         def blocks() -> Iterator[tuple[Tensor, Tensor, Tensor]]:
@@ -168,7 +168,7 @@ def _same(source: RowSource) -> RowSource:
 
 def _mean_square(source: RowSource | SharedSource) -> float:
     """The mean square of the targets, or 1 where all are zero."""
-    total, count = source.held(_same).total(_squares_of)[0].tolist()
+    total, count = source.held(_same).sum(_squares_of)[0].tolist()
     return total / count or 1.0
 
 

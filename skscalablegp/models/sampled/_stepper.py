@@ -299,8 +299,8 @@ class QSGPStepper(SampledStepper):
         tensors = [self._theta, *weights, *at_support, a, *diagonals]
         if self._steps >= self.exact_from:
             tensors += [self._folded(self.weights), self.diagonal()]
-        *gradients, of_theta = self._work.total_of(
-            rows, batch_sums, task, len(diagonals), tensors=tensors
+        *gradients, of_theta = self._work.sum(
+            batch_sums, task, len(diagonals), rows=rows, tensors=tensors
         )
         pulls = self._pulls(left, right, a)
         for draw, gradient, pull in zip((left, right), gradients, pulls, strict=True):

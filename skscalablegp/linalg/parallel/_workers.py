@@ -1,0 +1,443 @@
+"""Work on the rows of an object: in this process, by joblib's jobs, on Dask or at ranks."""
+
+from __future__ import annotations
+
+import io
+import os
+import pickle
+import tempfile
+import weakref
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import lru_cache, partial
+from itertools import accumulate
+from typing import Any
+from uuid import uuid4
+from weakref import WeakKeyDictionary, WeakValueDictionary
+
+import joblib
+import numpy as np
+import torch
+from torch import Tensor
+
+from ...ranks import Ranks, alone, gathered, leading
+
+try:
+    # Kernels that are defined in a script can then be sent to joblib's processes.
+    from cloudpickle import Pickler
+except ImportError:
+    from pickle import Pickler
+
+# The tensors that a function of a module returns for some rows.
+Sums = tuple[Tensor, ...]
+
+# joblib gets so many parts of the work for each job, so that a slow process gets fewer.
+_PARTS_A_JOB = 2
+# A process keeps the last objects that it has received, with their arrays.
+_MOST_KEPT = 3
+# Arrays of fewer bytes travel within their object.
+_LEAST_BYTES = 2**12
+
+
+class Workers:
+    """An object of some rows, and who computes with it: here, this process.
+
+    Functions of modules or classes compute, so that other processes can run them as well.
+
+    Attributes
+    ----------
+    own : object
+        What this process has of it.
+    """
+
+    def __init__(self, own: Any):
+        self.own = own
+
+    def put(self, make: Callable[..., Any], *args: Any, tensors: Sequence[Tensor] = ()) -> Workers:
+        """Another object of the same rows, ``make(own, *args, *tensors)``."""
+        return Workers(make(self.own, *args, *tensors))
+
+    def call(
+        self,
+        work: Callable[..., Any],
+        *args: Any,
+        along: Sequence[Tensor] = (),
+        tensors: Sequence[Tensor] = (),
+    ) -> list[Any]:
+        """The answers ``work(own, *along, *args, *tensors)``, one of each worker, in their order.
+
+        The tensors of `along`, on the CPU, have an entry for each row, of which each worker gets
+        its part.
+        """
+        return [work(self.own, *along, *args, *tensors)]
+
+    def sum(
+        self,
+        work: Callable[..., Sums],
+        *args: Any,
+        rows: Any = None,
+        along: Sequence[Tensor] = (),
+        tensors: Sequence[Tensor] = (),
+    ) -> Sums:
+        """``work(own, *args, *tensors)``, sums over all rows.
+
+        With `rows` the sums are those of some rows by number, ``work(own, rows, *along, *args,
+        *tensors)``. The tensors of `along` have an entry for each of them.
+        """
+        numbers = () if rows is None else (rows,)
+        return work(self.own, *numbers, *along, *args, *tensors)
+
+
+def workers(
+    thing: Any,
+    n: int,
+    n_jobs: int | None = None,
+    *,
+    least: int = 64,
+    ranks: bool = True,
+    device: torch.device | None = None,
+) -> Workers:
+    """Who shares the work on n rows of an object, which other processes receive once.
+
+    Inside a shared call of `distribute` these are its ranks, otherwise joblib's jobs.
+
+    Parameters
+    ----------
+    thing : object
+        Does not change any more, and can be pickled. Arrays that a process has already as parts of
+        another object are not sent to it.
+    n : int
+    n_jobs : int or None, default=None
+        Number of joblib's jobs.
+    least : int, default=64
+        Work on fewer rows is not shared. 64 neighbourhoods take some 50 ms; to send them takes ten.
+    ranks : bool, default=True
+        Whether ranks share the work. They share the products of fits, which are no work for this.
+    device : torch.device, optional
+        This process does all the work itself if this is not the CPU.
+    """
+    if n < least or (device is not None and device.type != "cpu"):
+        return Workers(thing)
+    leads = leading() if ranks else None
+    if leads is not None and leads.size > 1 and leads.rows != "own":
+        return RankWorkers(leads, _placed(thing, leads, _at_ranks)[0], thing)
+    count = joblib.effective_n_jobs(n_jobs)
+    return Workers(thing) if count == 1 else JobWorkers(thing, n_jobs, count)
+
+
+def shares(n: int, count: int) -> list[slice]:
+    """Up to `count` consecutive parts of n rows whose sizes differ by one at most."""
+    ends = np.linspace(0, n, min(n, count) + 1).astype(int).tolist()
+    return [slice(a, b) for a, b in zip(ends, ends[1:], strict=False)]
+
+
+# ---------------------------------------------------------------- objects that travel
+
+# What other processes have of an object for as long as it lives: who has it, under which name, and
+# what keeps its arrays there. Those of the last objects stay, because the next one often has them
+# too.
+_PLACED: WeakKeyDictionary[Any, tuple[Any, Any, list]] = WeakKeyDictionary()
+_LAST: deque[tuple[Any, Any, list]] = deque(maxlen=_MOST_KEPT)
+
+
+def _placed(thing: Any, by: Any, place: Callable[[Any, Any], tuple[Any, list]]) -> tuple[Any, list]:
+    """The name and the arrays that ``place(thing, by)`` returns, once for each object."""
+    found = _PLACED.get(thing)
+    if found is None or found[0] is not by:
+        found = _PLACED[thing] = (by, *place(thing, by))
+        _LAST.append(found)
+    return found[1:]
+
+
+class _Pickler(Pickler):
+    """Tensors are pickled as arrays."""
+
+    def reducer_override(self, obj: Any) -> Any:
+        if type(obj) is Tensor and obj.is_cpu and not obj.requires_grad:
+            return _as_tensor, (obj.contiguous().numpy(),)
+        otherwise = getattr(super(), "reducer_override", None)
+        return NotImplemented if otherwise is None else otherwise(obj)
+
+
+def _as_tensor(array: np.ndarray) -> Tensor:
+    return torch.from_numpy(array if array.flags.writeable else array.copy())
+
+
+def _packed(thing: Any) -> list[np.ndarray]:
+    """Bytes from which an object can be made anew: its pickle, and apart from it its arrays."""
+    into, buffers = io.BytesIO(), []
+
+    def keep(buffer: pickle.PickleBuffer) -> bool:
+        raw = np.frombuffer(buffer.raw(), np.uint8)
+        if raw.nbytes >= _LEAST_BYTES:
+            buffers.append(raw)
+        return raw.nbytes < _LEAST_BYTES
+
+    _Pickler(into, protocol=5, buffer_callback=keep).dump(thing)
+    return [np.frombuffer(into.getvalue(), np.uint8), *buffers]
+
+
+def _unpacked(data: Any, *buffers: np.ndarray) -> Any:
+    return pickle.loads(data, buffers=buffers)
+
+
+# ---------------------------------------------------------------- joblib and Dask
+
+
+class JobWorkers(Workers):
+    """Jobs of joblib, to which each call hands out parts of its rows."""
+
+    def __init__(self, own: Any, n_jobs: int | None, count: int):
+        super().__init__(own)
+        self._n_jobs, self._count = n_jobs, count
+
+    def call(self, work, *args, along=(), tensors=()):
+        # Arrays that processes of one machine share are copied where they are written to.
+        settings: dict[str, Any] = {"batch_size": 1, "pre_dispatch": "all", "mmap_mode": "c"}
+        parallel = joblib.Parallel(n_jobs=self._n_jobs, **settings)
+        backend, _ = joblib.parallel.get_active_backend()
+        answer: Callable[..., Any] = work
+        given: tuple = (self.own,)
+        if type(backend).__name__ == "DaskDistributedBackend":
+            answer, given = _answer, (*_placed(self.own, backend.client, _on_dask), work)
+        elif type(backend).__name__ in ("LokyBackend", "MultiprocessingBackend"):
+            answer, given = _answer, (*_placed(self.own, None, _in_file), work)
+        # A pickled slice would have all rows with it.
+        parts = (
+            [rows[some].clone() for rows in along]
+            for some in shares(len(along[0]), _PARTS_A_JOB * self._count)
+        )
+        return parallel(joblib.delayed(answer)(*given, *part, *args, *tensors) for part in parts)
+
+
+def _in_file(thing: Any, _: None) -> tuple[str, list]:
+    """The name of a file, whose arrays the processes of this machine share.
+
+    joblib would write arrays for each call anew, and send tensors with each task.
+    """
+    number, path = tempfile.mkstemp(
+        prefix="skscalablegp-", dir=os.environ.get("JOBLIB_TEMP_FOLDER")
+    )
+    os.close(number)
+    joblib.dump(_packed(thing), path)
+    weakref.finalize(thing, _remove, path, os.getpid())
+    return path, []
+
+
+def _remove(path: str, process: int) -> None:
+    if os.getpid() == process:
+        with suppress(OSError):
+            os.remove(path)
+
+
+# What workers of Dask have, by client and hash. With hashes of its own, Dask sends the same data
+# again, and cancels data that comes back soon after it was released.
+_SCATTERED: WeakValueDictionary[tuple[str, str], Any] = WeakValueDictionary()
+
+
+def _on_dask(thing: Any, client: Any) -> tuple[str, list]:
+    """A new name, and what all workers of Dask have; tasks would bring it to some, one by one."""
+    futures = []
+    for array in _packed(thing):
+        place = client.id, joblib.hash(array)
+        future = _SCATTERED.get(place)
+        if future is None:
+            future = client.scatter(array, broadcast=True, hash=False)
+            _SCATTERED[place] = future
+        futures.append(future)
+    return uuid4().hex, futures
+
+
+@dataclass(frozen=True)
+class _Sent:
+    """An object that a process has received: a file, or a name and arrays."""
+
+    name: str
+    arrays: tuple[np.ndarray, ...] = field(compare=False)
+
+
+def _answer(name: str, arrays: list[np.ndarray], work: Callable[..., Any], *given: Any) -> Any:
+    return work(_received(_Sent(name, tuple(arrays))), *given)
+
+
+@lru_cache(_MOST_KEPT)
+def _received(sent: _Sent) -> Any:
+    return _unpacked(*(sent.arrays or joblib.load(sent.name, mmap_mode="c")))
+
+
+# ---------------------------------------------------------------- ranks
+
+
+class RankWorkers(Workers):
+    """An object at each rank: the same, or one of the rows that this rank alone has.
+
+    Answers and sums travel to rank 0, and rows only where they are asked for by number. Rows of
+    rank 0 have the first numbers. `own` is the object of rank 0.
+
+    Attributes
+    ----------
+    ranks : Ranks
+    sizes : sequence of int
+        The numbers of rows of the ranks, where these have different ones.
+    """
+
+    def __init__(self, ranks: Ranks, number: int, own: Any, sizes: Sequence[int] = ()):
+        super().__init__(own)
+        self.ranks, self.sizes, self._number = ranks, sizes, number
+
+    @classmethod
+    def read(cls, ranks: Ranks, make: Callable[..., Any], *args: Any) -> RankWorkers:
+        """Objects made by ``make(call, *args)`` from the arguments of the call under way.
+
+        Raises
+        ------
+        ValueError
+            If one rank refuses its arguments, which the message names.
+        """
+        number = ranks.new_number()
+        own, said, sizes = ranks.together(_read, number, make, args)
+        refused = [f"rank {rank}: {why}" for rank, why in enumerate(said) if why]
+        if refused:
+            raise ValueError(f"The rows of {refused[0]}")
+        return cls(ranks, number, own, sizes)._dropped_with_this()
+
+    def _dropped_with_this(self) -> RankWorkers:
+        self.ranks.own(self, self._number)
+        return self
+
+    def put(self, make, *args, rows: Any = None, tensors=()) -> RankWorkers:
+        """As in the base class; of some rows by ascending number, ``make(own, rows, *args)``."""
+        number, sizes = self.ranks.new_number(), self.sizes
+        own = self._run(partial(_keep, number=number), make, args, rows, tensors=tensors)
+        if rows is not None:
+            sizes = np.diff(np.searchsorted(rows, self._ends)).tolist()
+        return RankWorkers(self.ranks, number, own, sizes)._dropped_with_this()
+
+    def call(self, work, *args, along=(), tensors=()):
+        return self._answers(work, args, None, along, tensors)
+
+    def sum(self, work, *args, rows=None, along=(), tensors=()):
+        return self._run(_summed, work, args, rows, along, tensors)
+
+    def gather(
+        self,
+        work: Callable[..., Sequence[np.ndarray]],
+        rows: Tensor | np.ndarray,
+        *args: Any,
+        tensors: Sequence[Tensor] = (),
+    ) -> tuple[np.ndarray, ...]:
+        """The arrays ``work(own, rows, *args, *tensors)`` with an entry for each of some rows.
+
+        The rows are given by number, and `work` gets numbers within its object, of which there may
+        be none.
+        """
+        found = self._answers(work, args, rows, (), tensors)
+        of = np.searchsorted(self._ends, torch.as_tensor(rows).cpu().numpy(), side="right")
+        order = np.argsort(np.argsort(of, kind="stable"))
+        return tuple(np.concatenate(arrays)[order] for arrays in zip(*found, strict=True))
+
+    @property
+    def _ends(self) -> list[int]:
+        return [0, *accumulate(self.sizes)]
+
+    def _answers(self, work, args, *given) -> list[Any]:
+        found = self._run(_gathered, work, args, *given)
+        for answer in found:
+            if isinstance(answer, _Failed):
+                raise answer.error
+        return found
+
+    def _run(self, end, work, args, rows=None, along=(), tensors=()) -> Any:
+        self.ranks.keep(self._number, self)
+        wanted = [] if rows is None else [torch.as_tensor(rows).cpu()]
+        given = self._number, end, work, args, self._ends if wanted else None, len(along)
+        return self.ranks.together(_run, *given, tensors=[*wanted, *along, *tensors])
+
+
+def _at_ranks(thing: Any, ranks: Ranks) -> tuple[int, list]:
+    """The number of the object at all ranks, and what keeps its arrays there."""
+    data, *arrays = _packed(thing)
+    held, number = [ranks.held(_as_tensor(array)) for array in arrays], ranks.number_for(thing)
+    ranks.together(_unpack, number, data.tobytes(), [one.number for one in held])
+    return number, held
+
+
+# ---------------------------------------------------------------- on all ranks
+
+
+@dataclass(frozen=True)
+class _Failed:
+    """The answer of a rank whose work has failed."""
+
+    error: Exception
+
+
+def _unpack(ranks: Ranks, number: int, data: bytes, arrays: list[int]) -> None:
+    if ranks.rank:
+        ranks.keep(number, _unpacked(data, *(ranks.kept(k).numpy() for k in arrays)))
+
+
+def _read(ranks: Ranks, number: int, make: Callable, args: tuple) -> tuple[Any, list, list]:
+    made, why = None, ""
+    try:
+        made = make(ranks.arguments, *args)
+    except (ValueError, TypeError) as error:
+        # The rank waits for the error of rank 0, which is that of all.
+        why = str(error)
+    said = ranks.exchange("rows", f"{0 if made is None else len(made)} {why}")
+    found = [text.partition(" ") for text in said]
+    if not any(why for *_, why in found):
+        _keep(ranks, lambda: made, number)
+    return made, [why for *_, why in found], [int(size) for size, *_ in found]
+
+
+def _run(
+    ranks: Ranks,
+    number: int,
+    end: Callable,
+    work: Callable,
+    args: tuple,
+    ends: list[int] | None,
+    n_along: int,
+    *tensors: Tensor,
+) -> Any:
+    """``end(ranks, answer)`` for the function that answers for the rows of this rank."""
+    kept, numbers, own = ranks.kept(number), [], slice(None)
+    if ends is not None:
+        wanted, *tensors = tensors
+        begin, stop = ends[ranks.rank : ranks.rank + 2]
+        own = (wanted >= begin) & (wanted < stop)
+        numbers = [wanted[own].numpy() - begin]
+    elif n_along:
+        n = len(tensors[0])
+        own = [*shares(n, ranks.size), slice(0, 0)][min(ranks.rank, n)]
+    along = (rows[own] for rows in tensors[:n_along])
+    given = (*numbers, *along, *args, *tensors[n_along:])
+    return end(ranks, lambda: work(kept if ranks.rank else kept.own, *given))
+
+
+def _keep(ranks: Ranks, make: Callable[[], Any], number: int) -> Any:
+    made = make()
+    if ranks.rank:
+        ranks.keep(number, made)
+    return made
+
+
+def _summed(ranks: Ranks, answer: Callable[[], Sums]) -> Sums:
+    found = answer()
+    flat = ranks.total(torch.cat([part.reshape(-1) for part in found]))
+    pieces = flat.split([part.numel() for part in found])
+    return tuple(piece.view_as(part) for piece, part in zip(pieces, found, strict=True))
+
+
+def _gathered(ranks: Ranks, answer: Callable[[], Any]) -> list[Any]:
+    found: Any
+    with alone():
+        try:
+            found = answer()
+        except Exception as error:
+            # All ranks go on; rank 0 raises it.
+            found = _Failed(error)
+    return gathered(ranks, found)
