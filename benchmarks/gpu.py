@@ -139,19 +139,15 @@ def operator(args, n, dtype, **settings):
     """H over drawn rows at typical hyperparameters, and the generator of what is drawn next."""
     import torch
 
-    from skscalablegp._devices import precise_device
     from skscalablegp.kernels import compile_kernel, default_kernel
-    from skscalablegp.linalg.operators import kernel_operator
+    from skscalablegp.linalg.operators import Workspace, kernel_operator
 
-    device, generator = torch.device(args.device), torch.Generator().manual_seed(0)
-    there = precise_device(device)
-    X = torch.randn(n, COLUMNS, generator=generator, dtype=dtype).to(there)
+    there, generator = Workspace(torch.device(args.device)), torch.Generator().manual_seed(0)
+    X = torch.randn(n, COLUMNS, generator=generator, dtype=dtype).to(there.rows_on)
     kernel = compile_kernel(default_kernel(COLUMNS), COLUMNS)
     theta = kernel.theta0.clone()
     theta[1:-1], theta[-1] = 0.5 * torch.log(torch.tensor(float(COLUMNS))), -3.0
-    # Without double precision, products are sent to the device.
-    on = None if there == device else device
-    return kernel_operator(kernel, theta, X, products_on=on, **settings), generator
+    return kernel_operator(kernel, theta, X, workspace=there, **settings), generator
 
 
 def entries(args):

@@ -10,6 +10,19 @@ import torch
 # "auto" stays on the CPU, because it has no double precision, which most fits need.
 _KINDS = ("cuda", "xpu", "mps")
 _CHOSEN_BY_AUTO = ("cuda", "xpu")
+# What classes need double precision for, so that they refuse devices without it. All others leave
+# it to the CPU: on such a device they compute products, batches or networks in single precision.
+_NEEDS = {
+    "KISSGPRegressor": "sums over the rows and factors of the covariance of a grid",
+    "NNGPRegressor": "variances given near rows, which are small differences",
+    "PoERegressor": "factorisations of covariances with little noise",
+    "QSGPClassifier": "the values at the support rows, which add up the changes of all steps",
+    "QSGPRegressor": "the values at the support rows, which add up the changes of all steps",
+    "QSRVMRegressor": "the posterior of the relevance weights",
+    "RFFRegressor": "the factor of sums of features over all rows",
+    "SGPRRegressor": "the factor of sums over all rows",
+    "SSRFFRegressor": "the factor of sums of features over all rows",
+}
 
 
 def available_devices() -> list[str]:
@@ -81,32 +94,25 @@ def sum_dtype(device: torch.device) -> torch.dtype:
     return torch.float64 if has_float64(device) else torch.float32
 
 
-def precise(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor in double precision, on its device if this has that, else on the CPU."""
-    return tensor.to(precise_device(tensor.device)).double()
+def needs_float64(estimator: Any) -> str:
+    """What an estimator, or a user's subclass of it, needs double precision for; may be empty."""
+    return next((why for cls in type(estimator).__mro__ if (why := _NEEDS.get(cls.__name__))), "")
 
 
-def check_float64(device: torch.device, name: str, needed_for: str) -> None:
-    """Refuse a device on which an estimator would lack the precision that it needs.
-
-    Parameters
-    ----------
-    device : torch.device
-    name : str
-        Of the estimator.
-    needed_for : str
-        What double precision is needed for; empty if single precision is enough on the device.
-
-    Raises
-    ------
-    ValueError
-        If the device has no double precision, and the estimator needs that.
-    """
-    if needed_for and not has_float64(device):
+def check_device(estimator: Any, device: torch.device) -> None:
+    """Raise a ValueError for a device without the precision that an estimator needs."""
+    why = needs_float64(estimator)
+    if why and not has_float64(device):
         raise ValueError(
-            f"device={str(device)!r} has no double precision, which {name} needs for {needed_for}: "
-            "use device='cpu'."
+            f"device={str(device)!r} has no double precision, which {type(estimator).__name__} "
+            f"needs for {why}: use device='cpu'."
         )
+
+
+def device_or_cpu_for(estimator: Any, device: str) -> str:
+    """The device, or the CPU where one of several estimators cannot use it."""
+    refused = needs_float64(estimator) and not has_float64(resolve_device(device))
+    return "cpu" if refused else device
 
 
 def free_memory(device: torch.device) -> int | None:

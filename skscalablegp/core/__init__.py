@@ -45,7 +45,6 @@ from ._plan import (
     Machine,
     MemoryNeed,
     Plan,
-    check_single,
     ignore,
     is_auto,
     only_float64,

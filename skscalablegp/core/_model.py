@@ -22,6 +22,7 @@ from ._defaults import default_priors
 from ._exact_process import ExactProcess
 from ._fitted import LeftOut
 from ._parameters import PARAMETERS, rules_of
+from ._plan import Machine
 from .data import n_columns
 from .posteriors import Posterior
 
@@ -42,9 +43,6 @@ class GPModel(CallbackMixin, NamedSettings, ABC):
     _any_kernel: bool = False
     # The name of a likelihood that far targets do not disturb, if the class accepts one.
     _robust_likelihood: str = ""
-    # What double precision is needed for, so that devices without it are refused; empty for classes
-    # that leave it to the CPU and compute products in single precision on such a device.
-    _needs_float64: str = "sums over rows and small factorisations"
     # Whether fits need rows through sums only, so that each rank may have rows of its own.
     _sums_rows: bool = False
     # The exact process, if it replaces the method.
@@ -231,6 +229,10 @@ class GPModel(CallbackMixin, NamedSettings, ABC):
     def _fit_device(self) -> torch.device:
         """The device of the fit if this machine has it, else the CPU."""
         return device_or_cpu(getattr(self, "device_", "cpu"))
+
+    def _posterior_device(self) -> torch.device:
+        """Where factors and predictions are computed."""
+        return Machine.on(self._fit_device()).device
 
 
 def check_categories(kernel: TorchKernel, X: np.ndarray) -> None:

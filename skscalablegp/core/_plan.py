@@ -28,6 +28,8 @@ from typing import Any, NamedTuple, TypeVar
 
 import torch
 
+from .._devices import precise_device
+
 # Not typing.Self, which the checks of annotations under pytest cannot resolve in a method.
 P = TypeVar("P", bound="Plan")
 
@@ -80,6 +82,29 @@ class Machine:
     compiler: str | None = None
     products_on: torch.device | None = None
 
+    @classmethod
+    def on(cls, device: torch.device) -> Machine:
+        """That of a device for the products, whose other means are unknown."""
+        there = precise_device(device)
+        return cls(there, products_on=None if there == device else device)
+
+    @property
+    def multiplies(self) -> torch.device:
+        """The device that computes products."""
+        return self.products_on or self.device
+
+    def precision(self, params: Any, dtype: Choice, exact: bool, what: str = "") -> Choice:
+        """The precision of what runs on the device, which an exact process does not."""
+        if self.products_on is None:
+            return dtype
+        if params.dtype == "float64":
+            raise ValueError(
+                f"dtype='float64' contradicts device={str(self.products_on)!r}, which has no "
+                "double precision: use dtype='auto' or device='cpu'."
+            )
+        reason = f"{self.products_on} computes {what}in single precision only"
+        return dtype if exact else Choice("float32", reason)
+
     @property
     def room(self) -> float:
         """Bytes that matrices may take; infinite if unknown."""
@@ -128,15 +153,6 @@ def only_float64(params: Any, reason: str) -> dict[str, Any]:
     """The fields `dtype` and `ignored` of a plan that is in double precision for every `dtype`."""
     ignored = ignore("dtype", because=reason) if params.dtype == "float32" else {}
     return {"dtype": Choice("float64", reason), "ignored": ignored}
-
-
-def check_single(params: Any, device: torch.device) -> None:
-    """Refuse double precision on a device that has none."""
-    if params.dtype == "float64":
-        raise ValueError(
-            f"dtype='float64' contradicts device={str(device)!r}, which has no double precision: "
-            "use dtype='auto' or device='cpu'."
-        )
 
 
 def is_auto(value: Any) -> bool:

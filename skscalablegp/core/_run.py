@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from contextvars import ContextVar
 from copy import copy, deepcopy
+from dataclasses import replace
 from functools import cached_property, partial
 from typing import Any, TypeVar
 
@@ -32,7 +33,7 @@ from sklearn.utils import check_random_state
 
 from .._calls import present_call
 from .._compat import FitEvents, callbacks_under_way
-from .._devices import check_float64, precise_device, resolve_device
+from .._devices import check_device, resolve_device
 from .._end import End
 from .._validation import available_memory, check_memory
 from ..linalg.operators import compiler_for
@@ -116,6 +117,7 @@ class FitRun(FitRecord):
         check_own_rows(estimator)
         with translated(estimator):
             self.device = resolve_device(estimator.device)
+            check_device(estimator, self.device)
             callbacks = _checked_callbacks(estimator.callbacks)
         monitor = Monitor(callbacks, Budget(estimator.max_seconds), int(estimator.verbose))
         super().__init__(estimator, monitor)
@@ -288,19 +290,14 @@ class FitRun(FitRecord):
     @cached_property
     def machine(self) -> Machine:
         """The device, memory, cores and seconds from which a plan is made."""
-        self._check_device()
-        memory, there = self.memory_budget, precise_device(self.device)
+        memory, machine = self.memory_budget, Machine.on(self.device)
         if memory is None:
-            known = [available_memory(device) for device in {self.device, there}]
+            known = [available_memory(device) for device in {self.device, machine.device}]
             memory = min((free for free in known if free is not None), default=None)
-        seconds, compiler = self.estimator.max_seconds, compiler_for(there)
-        products_on = None if there == self.device else self.device
-        return Machine(there, memory, n_workers(), seconds, compiler, products_on)
-
-    def _check_device(self) -> None:
-        """Refuse a device without the precision that the estimator needs."""
-        estimator = self.estimator
-        check_float64(self.device, type(estimator).__name__, estimator._needs_float64)
+        seconds, compiler = self.estimator.max_seconds, compiler_for(machine.device)
+        return replace(
+            machine, memory=memory, cores=n_workers(), seconds=seconds, compiler=compiler
+        )
 
     def check_memory(self, need_bytes: float, what: str, remedy: str) -> None:
         """Raise a MemoryError before work that does not fit into memory on the fit's device.
@@ -318,7 +315,6 @@ class FitRun(FitRecord):
         ``device_``, which previews and final solves read. `n_rows` is the number of rows before
         they were merged, or the sum of their weights, which is rounded.
         """
-        self._check_device()
         self._open_records()
         n = len(X) if n_rows is None else max(1, round(n_rows))
         self.estimator.n_samples_seen_ = seen + n

@@ -15,13 +15,14 @@ from sklearn.pipeline import Pipeline
 from sklearn.utils import check_consistent_length
 from torch import nn
 
+from .._devices import device_or_cpu_for
 from .._end import End
 from .._frames import is_numeric, readable
 from .._validation import check_magnitude, validated
 from ..core import SMALL_TABLE, FitRun, GPModel
 from ..core.training import Budget
 from ._auto_jobs import evaluated_by_jobs, refitted_by_jobs
-from ._below import device_or_cpu_for, few_threads, fit_below, opened, told_noise, with_kernel
+from ._below import few_threads, fit_below, opened, told_noise, with_kernel
 from ._comparison import FAILURES, Comparison
 from ._division import Rows
 from ._encoding import TableEncoder, listed
@@ -81,7 +82,6 @@ class AutoBase:
     A class that inherits this also inherits `GPModel`, and has the parameter `validation_fraction`.
     """
 
-    _needs_float64 = ""
     _members: list[Any]
     _weights: np.ndarray
     _encoder: TableEncoder

@@ -12,7 +12,6 @@ from sklearn.base import MetaEstimatorMixin, clone
 from sklearn.utils.validation import has_fit_parameter
 from threadpoolctl import threadpool_limits
 
-from .._devices import has_float64, resolve_device
 from .._end import End
 from .._validation import check_noise_variance, validated
 from ..core import SMALL_TABLE, FitRun, GPModel, GPPredictionBase, is_auto, reporting_only
@@ -38,8 +37,6 @@ _SHARED = (
 
 class MetaRegressorBase(MetaEstimatorMixin, GPPredictionBase):
     """An estimator over another regressor; for a single target, unless the class documents more."""
-
-    _needs_float64 = ""
 
     def __sklearn_tags__(self):
         tags = super().__sklearn_tags__()
@@ -107,12 +104,6 @@ def _named_by_a_string(name: str, settings: dict[str, Any]) -> bool:
     """
     parts = name.split("__")
     return any(isinstance(settings.get("__".join(parts[: k + 1])), str) for k in range(len(parts)))
-
-
-def device_or_cpu_for(inner: GPModel, device: str) -> str:
-    """The device, or the CPU where this regressor cannot use it, for one of several regressors."""
-    refused = inner._needs_float64 and not has_float64(resolve_device(device))
-    return "cpu" if refused else device
 
 
 def with_kernel(fresh: Any, fitted: Any) -> Any:

@@ -12,11 +12,12 @@ from jaxtyping import Float
 from torch import Tensor
 
 from .._compat import NamedEstimators, fit_context
+from .._devices import device_or_cpu_for
 from ..core import SMALL_TABLE, FitRun, GPPredictionBase, LeftOut
 from ..core.posteriors import Draws, Moments, Posterior, Rows
 from ..models.deep import SCGDDKLRegressor
 from ..models.neighbors import NNGPRegressor
-from ._below import MetaRegressorBase, device_or_cpu_for, mean_square, noise_weights
+from ._below import MetaRegressorBase, mean_square, noise_weights
 from ._comparison import Comparison
 from ._jobs import PartFits, parts_by_jobs
 from ._pool import LEAST_WEIGHT, mean_crps, mixed, negative_log_density, stacking_weights

@@ -25,6 +25,7 @@ from skscalablegp import (
     HeteroscedasticRegressor,
     IterativeGPRegressor,
     PoERegressor,
+    RFFRegressor,
     SCGDDKLRegressor,
     StackedGPRegressor,
     SVGPClassifier,
@@ -61,17 +62,24 @@ def single(row, device):
     return model if outer else model.set_params(dtype="float32")
 
 
+def refusal(row, model):
+    """The message with which a fit refuses the device before it begins."""
+    X, y, _ = table()
+    with simulated("mps:0") as gpu:
+        with pytest.raises(ValueError, match="device='mps:0' has no double precision") as caught:
+            model.fit(X, row.target(y))
+        assert not gpu.launches
+    return str(caught.value)
+
+
 @pytest.mark.parametrize(
     "row", [r for r in METHODS if name(r) in REFUSED or name(r) in OVER_REFUSED]
 )
 def test_refused_with_the_reason(row):
-    X, y, _ = table()
-    with simulated("mps:0") as gpu:
-        with pytest.raises(ValueError, match="device='mps:0' has no double precision") as caught:
-            method(row, "mps").fit(X, row.target(y))
-        assert "use device='cpu'" in str(caught.value) and not gpu.launches
+    said = refusal(row, method(row, "mps"))
+    assert "use device='cpu'" in said
     if name(row) in REFUSED:
-        assert REFUSED[name(row)] in str(caught.value) and name(row) in str(caught.value)
+        assert REFUSED[name(row)] in said and name(row) in said
 
 
 def table_of_the_page():
@@ -93,9 +101,18 @@ def test_the_page_says_the_same():
     said = table_of_the_page()
     assert set(said) == {name(row) for row in ROWS}
     for row in METHODS:
-        reason = row.estimator._needs_float64
-        assert said[name(row)].startswith("refused: ") == bool(reason)
-        assert not reason or said[name(row)] == f"refused: {reason}"
+        assert said[name(row)].startswith("refused: ") == (name(row) in REFUSED)
+        if name(row) in REFUSED:
+            reason = refusal(row, method(row, "mps")).partition(" needs for ")[2]
+            assert f"{said[name(row)].removeprefix('refused: ')}: use device='cpu'." == reason
+
+
+def test_a_subclass_is_refused_by_its_name():
+    class Mine(RFFRegressor):
+        pass
+
+    row = next(r for r in METHODS if name(r) == "RFFRegressor")
+    assert "which Mine needs for the factor of sums" in refusal(row, Mine(device="mps"))
 
 
 ALLOWED = [r for r in METHODS if name(r) not in REFUSED and name(r) not in OVER_REFUSED]
@@ -195,6 +212,13 @@ def test_double_precision_contradicts_the_device():
     for model in (IterativeGPRegressor(), SVGPRegressor(), SCGDDKLRegressor()):
         with simulated("mps:0"), pytest.raises(ValueError, match="dtype='float64' contradicts"):
             model.set_params(device="mps", dtype="float64").fit(X, y)
+
+
+def test_fused_products_are_refused():
+    X, y, _ = table(n=60)
+    model = IterativeGPRegressor(solver="cg", products="compiled", device="mps")
+    with simulated("mps:0"), pytest.raises(ValueError, match="'compiled' is not available on dev"):
+        model.fit(X, y)
 
 
 def test_small_tables_are_computed_on_the_cpu():

@@ -9,6 +9,7 @@ LANCZOS = "tests/linalg/solvers/test_lanczos.py"
 BLOCKS = "tests/linalg/preconditioners/test_pic.py"
 AFFORDABLE = "tests/core/test_affordable.py"
 ENDS = "tests/models/iterative/test_early_end.py"
+SINGLE = "tests/contracts/test_single_precision.py"
 
 CHOSEN_TESTS = "tests/linalg/operators/test_kernel_operator.py -k chosen"
 
@@ -658,6 +659,46 @@ MUTANTS = [
         "watched(part.check)",
         "watched(None)",
         AFFORDABLE + " -k NNGP",
+        True,
+    ),
+    (
+        "rows stay on a device without double precision",
+        "Workspace",
+        "None if device is None else precise_device(device)",
+        "device",
+        SINGLE + " -k numbers_of_the_cpu",
+        True,
+    ),
+    (
+        "problems on part of the rows send no products",
+        "GPProblem.to",
+        "Workspace(self.workspace.device)",
+        "Workspace()",
+        "tests/linalg/operators/test_sent.py -k problem",
+        True,
+    ),
+    (
+        "a user's subclass keeps a device that its base refuses",
+        "needs_float64",
+        "type(estimator).__mro__",
+        "(type(estimator),)",
+        SINGLE + " -k subclass",
+        True,
+    ),
+    (
+        "exact processes compute in single precision on such a device",
+        "Machine.precision",
+        'dtype if exact else Choice("float32", reason)',
+        'Choice("float32", reason)',
+        SINGLE + " -k small_tables",
+        True,
+    ),
+    (
+        "fused products are accepted without double precision",
+        "check_products",
+        "not has_float64(device)",
+        "False",
+        SINGLE + " -k fused",
         True,
     ),
 ]

@@ -11,10 +11,10 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 
-from ..._devices import precise_device
 from ..._validation import check_duplicates, check_noise_variance
 from ...kernels import ObjectRows, TorchKernel
 from ...linalg.gradients import GPProblem, Rows
+from ...linalg.operators import Workspace
 from ._merging import Merged
 from ._rows import (
     MOVED,
@@ -200,19 +200,15 @@ class Table:
     def problem(
         self, kernel: TorchKernel, dtype: torch.dtype, device: torch.device, keep: bool
     ) -> GPProblem:
-        """The same table as tensors, rows measured from `origin`.
-
-        They are on the CPU if the device has no double precision, and products alone are sent.
-        """
-        there = precise_device(device)
+        """The same table as tensors, rows measured from `origin`; the device computes products."""
+        workspace = Workspace(device)
 
         def tensor(a: np.ndarray) -> torch.Tensor:
-            return torch.tensor(np.ascontiguousarray(a), dtype=dtype, device=there)
+            return torch.tensor(np.ascontiguousarray(a), dtype=dtype, device=workspace.rows_on)
 
         known = tuple(map(tensor, (self.targets, self.noise, self.counts, self.within)))
         X = tensor(self.X - self.origin) if kernel.vectors else ObjectRows.of(self.X).to(known[0])
-        on = None if there == device else device
-        return GPProblem(kernel, Rows(X, *known), keep=keep, products_on=on)
+        return GPProblem(kernel, Rows(X, *known), keep=keep, workspace=workspace)
 
     def check_separable(self, kernel: TorchKernel) -> None:
         """Raise a ValueError for equal rows without noise, except under unknown kernels."""

@@ -29,12 +29,10 @@ class GPProblem:
     keep : bool
         Whether operators store H rather than evaluate tiles at each product.
     workspace : Workspace
-        The buffer that all operators of the problem share, so that only the last one is valid.
+        What computes products, and the buffer that all operators of the problem share, so that only
+        the last one is valid.
     products : {"tiles", "compiled", "keops"}
         How operators compute products without storage.
-    products_on : torch.device or None
-        A device without double precision that computes products in single precision; the tensors
-        are then on the CPU.
     prior_weight : float
         Weight of the log prior in training. On rows that stand for a larger table it is their share
         of the table, so that prior and likelihood have the same proportions as on all rows.
@@ -55,7 +53,6 @@ class GPProblem:
     prior_weight: float = 1.0
     products: str = "tiles"
     pair_weight: float = 1.0
-    products_on: torch.device | None = None
     tied: np.ndarray | None = None
 
     @property
@@ -79,7 +76,6 @@ class GPProblem:
             workspace=self.workspace,
             products=self.products,
             counts=self.rows.weight,
-            products_on=self.products_on,
         )
 
     def total(
@@ -138,8 +134,8 @@ class GPProblem:
     def subset(self, idx: Int[Tensor, " b"]) -> GPProblem:
         """The same regression on a subset of the rows, which stands for all of them."""
         weight = self.prior_weight * len(idx) / len(self.X)
-        rows = self.rows.take(idx)
-        return replace(self, rows=rows, workspace=Workspace(), prior_weight=weight)
+        rows, workspace = self.rows.take(idx), Workspace(self.workspace.device)
+        return replace(self, rows=rows, workspace=workspace, prior_weight=weight)
 
     def random_part(self, idx: Int[Tensor, " b"]) -> GPProblem:
         """The same regression on random rows of the table.
@@ -159,4 +155,5 @@ class GPProblem:
 
     def to(self, dtype: torch.dtype) -> GPProblem:
         """The same regression in another precision."""
-        return replace(self, rows=self.rows.to(dtype), workspace=Workspace())
+        workspace = Workspace(self.workspace.device)
+        return replace(self, rows=self.rows.to(dtype), workspace=workspace)

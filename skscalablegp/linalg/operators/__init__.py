@@ -5,7 +5,8 @@ from ._bound import AutodiffKernel, StationaryKernel, bind
 from ._chosen import ChosenRows
 from ._kernel import ONE, CrossOperator, KernelOperator, Workspace
 from ._prior import prior_values
-from ._products import choose_products, compiler_for
+from ._products import FUSED, check_products, choose_products, compiler_for
+from ._sent import SentOperator
 from ._sets import fill_upper, kernel_between_sets, kernel_of_sets
 from ._shared import SharedOperator, kernel_operator
 from ._tiles import tile_size

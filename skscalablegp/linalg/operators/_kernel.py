@@ -31,9 +31,25 @@ _MANY_BLOCKS = 8
 
 
 class Workspace:
-    """A reusable n x n buffer, so that training allocates the kernel matrix only once."""
+    """What computes products, and an n x n buffer, so that training allocates H only once.
 
-    def __init__(self) -> None:
+    Parameters
+    ----------
+    device : torch.device, optional
+        What computes products, by default the device of the rows.
+
+    Attributes
+    ----------
+    rows_on : torch.device or None
+        Where the rows are: on the device, or on the CPU if it has no double precision.
+    sends : bool
+        Whether products alone are sent to the device (`SentOperator`).
+    """
+
+    def __init__(self, device: torch.device | None = None) -> None:
+        self.device = device
+        self.rows_on = None if device is None else precise_device(device)
+        self.sends = self.rows_on != device
         self._buffer: Tensor | None = None
         self._beside: Workspace | None = None
 

@@ -17,11 +17,15 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from ..._devices import has_float64
 from ...kernels import Profile
 from ._bound import BoundKernel, StationaryKernel, StationaryRows
 
 # The terms of a sum as places of their factors, and the factors' profiles.
 Form = tuple[tuple[tuple[int, ...], ...], tuple[Profile, ...]]
+
+# Products that are not computed tile by tile in torch's operations.
+FUSED = ("compiled", "keops")
 
 # What compiles tiles; tests replace it by one that takes no time.
 _BACKEND = "inductor"
@@ -39,12 +43,23 @@ def compiler_for(device: torch.device) -> str | None:
     return None if old else "triton"
 
 
+def check_products(products: str, device: torch.device) -> None:
+    """Raise a ValueError for fused products on a device without double precision."""
+    if products in FUSED and not has_float64(device):
+        raise ValueError(
+            f"products={products!r} is not available on device={str(device)!r}: use "
+            "products='auto'."
+        )
+
+
 def choose_products(device: torch.device, compiler: str | None) -> tuple[str, str]:
     """How "auto" computes products on a device, and why; see `KernelOperator`."""
     if device.type == "cuda" and compiler is not None:
         return "compiled", f"torch compiles tiles with {compiler}"
     if device.type == "cpu":
         return "tiles", "tiles in the cache of a CPU are as fast without a compiler"
+    if not has_float64(device):
+        return "tiles", f"tiles on {device}"
     return "tiles", f"torch has no compiler for {device}"
 
 

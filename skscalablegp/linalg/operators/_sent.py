@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from jaxtyping import Float
 from torch import Tensor
 
@@ -23,10 +22,8 @@ class SentOperator(KernelOperator):
     ----------
     kernel, theta, X, extra_noise :
         As for `KernelOperator`, on the CPU and in single precision.
-    on : torch.device
-        What computes the products.
-    workspace : Workspace, optional
-        Of the CPU. That of the device is `Workspace.beside`.
+    workspace : Workspace
+        Its device computes the products, with the buffer `Workspace.beside`.
     counts : Tensor of shape (n,) or (), default=1
     tile : int, optional
     **settings : dict
@@ -40,24 +37,21 @@ class SentOperator(KernelOperator):
         X: Float[Tensor, "n d"],
         extra_noise: Float[Tensor, " n"] | None = None,
         *,
-        on: torch.device,
-        workspace: Workspace | None = None,
+        workspace: Workspace,
         counts: Float[Tensor, "*#n"] = ONE,
         tile: int | None = None,
         **settings: Any,
     ):
-        own: dict[str, Any] = {
-            "workspace": workspace or Workspace(),
-            "counts": counts,
-            "tile": tile,
-        }
-        super().__init__(kernel, theta, X, extra_noise, **own)
+        super().__init__(
+            kernel, theta, X, extra_noise, workspace=workspace, counts=counts, tile=tile
+        )
+        on = workspace.device
         self._there = KernelOperator(
             kernel,
             theta,
             X.to(on, non_blocking=True),
-            _sent(extra_noise, on),
-            workspace=self._workspace.beside(),
+            None if extra_noise is None else extra_noise.to(on, non_blocking=True),
+            workspace=workspace.beside(),
             counts=counts.to(on, non_blocking=True),
             tile=tile,
             **settings,
@@ -87,7 +81,3 @@ class SentCross(CrossOperator):
         there = self._operator._there
         rows = self.X.to(there.device, non_blocking=True)
         return there.cross(rows).matmul(V.to(there.device, there.dtype, non_blocking=True)).cpu()
-
-
-def _sent(part: Tensor | None, on: torch.device) -> Tensor | None:
-    return None if part is None else part.to(on, non_blocking=True)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ...kernels import TorchKernel
 from ...ranks import Ranks, leading
-from ._kernel import CrossOperator, KernelOperator
+from ._kernel import CrossOperator, KernelOperator, Workspace
 from ._sent import SentOperator
 from ._tiles import tile_size
 
@@ -30,19 +30,21 @@ def kernel_operator(
     X: Float[Tensor, "n d"],
     extra_noise: Float[Tensor, " n"] | None = None,
     *,
-    products_on: torch.device | None = None,
+    workspace: Workspace | None = None,
     **settings: Any,
 ) -> KernelOperator:
     """H of this process, or of all ranks if they wait for its tasks; settings of `KernelOperator`.
 
-    With `products_on`, that device computes the products in single precision (`SentOperator`).
+    A workspace whose device has no double precision computes products in single precision
+    (`SentOperator`).
 
     Products stay in this process for few rows, with KeOps, and for kernels that only have NumPy
     code.
     """
-    ranks = leading()
-    if products_on is not None and X.dtype == torch.float32 and not kernel.numpy_code:
-        return SentOperator(kernel, theta, X, extra_noise, on=products_on, **settings)
+    ranks, settings["workspace"] = leading(), workspace
+    sends = workspace is not None and workspace.sends
+    if sends and X.dtype == torch.float32 and not kernel.numpy_code:
+        return SentOperator(kernel, theta, X, extra_noise, **settings)
     alone = len(X) < _LEAST_ROWS or kernel.numpy_code or settings.get("products") == "keops"
     if ranks is None or ranks.size == 1 or alone:
         return KernelOperator(kernel, theta, X, extra_noise, **settings)

@@ -14,12 +14,12 @@ from sklearn.gaussian_process.kernels import ConstantKernel, DotProduct
 from sklearn.utils.validation import check_is_fitted
 
 from ..._compat import fit_context
-from ..._devices import precise_device
 from ..._end import End
 from ...core import (
     NOISE_SHARE,
     ExactProcess,
     FitRun,
+    Machine,
     OwnRows,
     SharedSource,
     StageSettings,
@@ -79,7 +79,6 @@ class DeepKernelRegressorBase(FurtherRows):
     """A feature map, a gradient rule that subclasses choose, and a final exact pass."""
 
     _sums_rows = True
-    _needs_float64 = ""
 
     def _has_low_rank_form(self) -> bool:
         return True
@@ -142,7 +141,7 @@ class DeepKernelRegressorBase(FurtherRows):
             else:
                 own = OwnRows.read(ranks)
                 n, new = len(own), partial(self._own_source, own)
-            plan = make_plan(self, n, products_on=run.machine.products_on)
+            plan = make_plan(self, n, run.machine)
             run.follow(plan)
             source = new(plan.precision, run)
             if plan.exact_instead:
@@ -156,7 +155,7 @@ class DeepKernelRegressorBase(FurtherRows):
             run.begin(source.X, source.Y, n_rows=source.n_rows)
             steps = plan.max_epochs.value * plan.steps_per_epoch(len(rows.source))
             stepper = WeightSpaceStepper(
-                features.on(run.machine.products_on),
+                features.on(run.machine),
                 tensors,
                 rows,
                 plan,
@@ -212,8 +211,7 @@ class DeepKernelRegressorBase(FurtherRows):
             if seen and self._exact is not None:
                 X, Y, noise_variance = self._joined(X, Y, noise_variance)
                 seen = 0
-            on = run.machine.products_on
-            plan = make_plan(self, len(X), stream=True, products_on=on)
+            plan = make_plan(self, len(X), run.machine, stream=True)
             run.follow(plan)
             random_state, generator = self._seeds(seen, run)
             if not seen:
@@ -230,7 +228,7 @@ class DeepKernelRegressorBase(FurtherRows):
             sample = RowSource.of(*kept[:2], source.scaling, source.dtype, source.device, kept[2])
             run.begin(X, Y, seen)
             stepper = WeightSpaceStepper(
-                features.on(on),
+                features.on(run.machine),
                 tensors,
                 TrainingRows(source, sample, seen + len(X)),
                 plan,
@@ -443,7 +441,7 @@ class DeepKernelRegressorBase(FurtherRows):
         self.coef_ = weights.mean.cpu().numpy()
         self.coef_precision_cholesky_ = weights.factor.cpu().numpy()
         self.log_marginal_likelihood_value_ = settled.evaluation.value
-        self._features = to_numpy(features.here)
+        self._features = to_numpy(features.on(Machine()))
         # In the precision of training. The last pass only converts them.
         self._tensors = network_to_numpy(stepper.tensors)
         self._tensors[theta] = settled.tensors[theta].cpu().numpy().copy()
@@ -458,9 +456,6 @@ class DeepKernelRegressorBase(FurtherRows):
         features, tensors = to_torch(self._features), network_from_numpy(self._tensors, dtype)
         tensors[features.theta_at] = torch.tensor(self._tensors[features.theta_at])
         return features, [tensor.to(self._posterior_device()) for tensor in tensors]
-
-    def _posterior_device(self) -> torch.device:
-        return precise_device(self._fit_device())
 
     def _kernel_sees_rows(self) -> bool:
         # The only tensor of a model without a network is theta.

@@ -6,13 +6,13 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
-from typing import Any
 
 import torch
 from jaxtyping import Float, Float64
 from sklearn.gaussian_process.kernels import Kernel
 from torch import Generator, Tensor, nn
 
+from ...core import Machine
 from ...features import Network, PriorFeatures, frequencies_per_product, sample_prior_features
 from ...kernels import TorchKernel, root
 from ._noise import WhiteNoise
@@ -135,14 +135,11 @@ class DeepFeatures:
         outside = (X - self._clipped(X)).square().sum(1, keepdim=True)
         return torch.cat([phi, (-torch.expm1(-outside / 2)).sqrt().to(phi)], 1)
 
-    def on(self, device: torch.device | None) -> DeepFeatures:
-        """The same features, with the network on a device without double precision, if given."""
-        return self if device is None else SentFeatures(**_fields(self), device=device)
-
-    @property
-    def here(self) -> DeepFeatures:
-        """The same features without such a device."""
-        return self
+    def on(self, machine: Machine) -> DeepFeatures:
+        """The same features; with a device for products alone, their network is sent to it."""
+        own = {part.name: getattr(self, part.name) for part in fields(DeepFeatures)}
+        there = machine.products_on
+        return DeepFeatures(**own) if there is None else SentFeatures(**own, device=there)
 
     def module(self, tensors: Sequence[Tensor]) -> nn.Module:
         """phi with these tensors as a torch module."""
@@ -166,10 +163,6 @@ class SentFeatures(DeepFeatures):
 
     device: torch.device = torch.device("cpu")
 
-    @property
-    def here(self) -> DeepFeatures:
-        return DeepFeatures(**_fields(self))
-
     def embed(self, tensors: Sequence[Tensor], X: Float[Tensor, "n d"]) -> Float[Tensor, "n q"]:
         if X.dtype != torch.float32 or self.network.n_trainable == 0:
             return super().embed(tensors, X)
@@ -178,10 +171,6 @@ class SentFeatures(DeepFeatures):
             for place, part in enumerate(tensors)
         ]
         return super().embed(sent, X.to(self.device, non_blocking=True)).cpu()
-
-
-def _fields(features: DeepFeatures) -> dict[str, Any]:
-    return {part.name: getattr(features, part.name) for part in fields(DeepFeatures)}
 
 
 class DeepModule(nn.Module):

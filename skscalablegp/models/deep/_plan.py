@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from ..._validation import resolve_dtype
-from ...core import Choice, Plan, check_single, ignore, instead, is_auto, resolve, small_table_rows
+from ...core import Choice, Machine, Plan, ignore, instead, is_auto, resolve, small_table_rows
 from ...core.training import AdamOfGroups
 
 # Number of steps of 64 rows for max_epochs="auto", and the range of the number of epochs.
@@ -91,21 +91,17 @@ class DeepPlan(Plan):
         return max(1, n // self.batch_size.value)
 
 
-def plan(
-    params: Any, n: int, *, stream: bool = False, products_on: torch.device | None = None
-) -> DeepPlan:
+def plan(params: Any, n: int, machine: Machine, *, stream: bool = False) -> DeepPlan:
     """The plan of a fit on n rows, or of one chunk of a stream; reads the estimator's parameters.
 
-    A stream always has a network, and `products_on` is as in `Machine`.
+    A stream always has a network.
     """
     optimizer = batch_optimizer(params.optimizer)
     exact = not stream and is_default(params) and n <= small_table_rows(params, EXACT_ROWS)
     size = _batch_size(params.batch_size, n)
     precision = str(resolve_dtype(params.dtype, n, threshold=_SMALL_TABLE)).removeprefix("torch.")
     dtype = Choice(precision, f"{n} rows; float32 above {_SMALL_TABLE:,}")
-    if products_on is not None:
-        check_single(params, products_on)
-        dtype = Choice("float32", f"{products_on} computes in single precision only")
+    dtype = machine.precision(params, dtype, exact)
     layers = Choice(_LAYERS, f"{n} rows")
     if exact:
         dtype = Choice("float64", "the exact process is cheap for few rows")

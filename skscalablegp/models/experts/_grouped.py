@@ -19,7 +19,7 @@ from ...linalg.gradients import (
     GradientEstimator,
     sets_marginal_likelihood,
 )
-from ...linalg.operators import Workspace, kernel_between_sets
+from ...linalg.operators import kernel_between_sets
 from ._posterior import SHOWN, ExpertPosterior, ExpertsPosterior
 
 # Covariances with experts' rows that are computed at a time.
@@ -146,7 +146,7 @@ class GroupedExpertsPosterior(ExpertsPosterior):
             for k, rows, factor, weights in zip(
                 group.numbers, group.sets, group.factor, group.weights, strict=True
             ):
-                problem = replace(self.problem.subset(rows), keep=False, workspace=Workspace())
+                problem = replace(self.problem.subset(rows), keep=False)
                 made[k] = ExpertPosterior(problem.operator(self.theta), weights, factor)
         return [made[k] for k in range(len(made))]
 

@@ -221,8 +221,6 @@ class PoERegressor(GPRegressorBase):
     (3, True)
     """
 
-    _needs_float64 = "factorisations of covariances with little noise"
-
     def __init__(  # noqa: PLR0913 (one for each setting)
         self,
         kernel=None,

@@ -181,8 +181,6 @@ class RFFRegressor(GPRegressorBase):
     True
     """
 
-    _needs_float64 = "the factor of sums of features over all rows"
-
     def __init__(  # noqa: PLR0913 (one for each setting)
         self,
         kernel=None,

@@ -155,8 +155,6 @@ class SSRFFRegressor(GPRegressorBase):
 
     _named = {"truncation": resolve_truncation}
 
-    _needs_float64 = "the factor of sums of features over all rows"
-
     def __init__(  # noqa: PLR0913 (one for each setting)
         self,
         kernel=None,

@@ -261,8 +261,6 @@ class KISSGPRegressor(GPRegressorBase):
     True
     """
 
-    _needs_float64 = "sums over the rows and factors of the covariance of a grid"
-
     def __init__(  # noqa: PLR0913 (one for each setting)
         self,
         kernel=None,

@@ -12,7 +12,6 @@ import torch
 from sklearn.gaussian_process.kernels import Kernel
 from sklearn.utils.validation import check_is_fitted
 
-from ..._devices import precise_device
 from ..._end import End
 from ..._validation import check_points, validated
 from ...core import (
@@ -94,7 +93,6 @@ class SparseMixin:
     """Settings, training and fitted attributes; a subclass reads the table."""
 
     _objective = "lower_bound_"
-    _needs_float64 = ""
     # Fewest rows for which a start on some rows is worthwhile.
     _fewest_start = 100
 
@@ -130,7 +128,7 @@ class SparseMixin:
         priors = self._priors(kernel, (n, width), noisy and network is None, run)
         compiled = compile_kernel(kernel, width, priors=priors)
         machine = run.machine
-        model = SparseModel(compiled, likelihood, n_outputs, network, machine.products_on)
+        model = SparseModel(compiled, likelihood, n_outputs, network, machine)
         plan = plan_batches(self, model, n, d, self._most_points(n_outputs))
         run.follow(plan)
         source = replace(source, scaling=inputs, dtype=plan.precision).resident()
@@ -401,7 +399,7 @@ class SparseMixin:
         return model, SparseFit(model.kernel.theta0.to(device), Z, weights, belief)
 
     def _build_posterior(self) -> InducingPosterior:
-        device = precise_device(self._fit_device())
+        device = self._posterior_device()
         model, fit = self._fitted(len(self.variational_mean_.T), device)
         noise = self.likelihood_ if self.likelihood_.additive else Gaussian()
         transform = module = None

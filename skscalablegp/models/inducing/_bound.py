@@ -15,7 +15,6 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Generator, Tensor
 
-from ..._devices import precise, sum_dtype
 from ...core.likelihoods import Likelihood
 from ...kernels import TorchKernel
 from ...linalg.operators import ONE
@@ -198,11 +197,10 @@ class Whitening:
     def of(cls, K: Float[Tensor, "m m"], noise: float = 0.0) -> Whitening:
         """In float64 for any precision of K; O(m^3).
 
-        It is on the CPU if K is on a device without double precision. With a noise variance, the
-        jitter of a matrix in double precision is far below it.
+        With a noise variance, the jitter of a matrix in double precision is far below it.
         """
         fraction, double = JITTER[K.dtype], K.dtype == torch.float64
-        K = precise(K.detach())
+        K = K.detach().double()
         scale = float(K.diagonal().mean())
         if double and min(noise, scale) > 0:
             fraction = min(fraction, _OF_NOISE * noise / scale)
@@ -313,8 +311,8 @@ def variational_bound(  # noqa: PLR0913 (the terms of one equation)
     Notes
     -----
     O(b m^2 + m^3) for each covariance of the belief. Products with rows have the rows' precision,
-    and are on their device; m x m factors are float64, where the belief is. Hensman et al. (2013),
-    equation 4; Hensman et al. (2015), equation 8.
+    and are on their device; sums and m x m factors are float64, where the belief is. Hensman et
+    al. (2013), equation 4; Hensman et al. (2015), equation 8.
     """
     white = Whitening.of(K.inducing) if white is None else white
     A = white.inverse.to(K.cross, non_blocking=True) @ K.cross
@@ -328,7 +326,7 @@ def variational_bound(  # noqa: PLR0913 (the terms of one equation)
     centre = mean + belief.constant.to(mean, non_blocking=True)
     terms = likelihood.expected(Y, centre, variance, K.noise, generator)
     own = counts.to(terms.value)
-    total = float((own * terms.value).sum(dtype=sum_dtype(A.device)))
+    total = float((own * terms.value).to(S.device).sum(dtype=S.dtype))
     value = weight * total - belief.divergence()
     if value_only:
         return BoundEvaluation(value, None, None)
@@ -339,16 +337,17 @@ def variational_bound(  # noqa: PLR0913 (the terms of one equation)
     # convex, the negative precision is left out, since it could make the belief improper.
     shared = mean.shape[1] // len(T)
     w = (-2 / shared * g_var).clamp_min(0)
-    P = precise(torch.stack([(A * w_s) @ A.T for w_s in w.T]))
-    d_mean = precise(A @ g_mean)
-    slope, curvature = precise(g_mean.sum(0)), precise(w.sum(0)).expand(mean.shape[1])
-    rows = RowStatistics(P, precise(A @ (g_mean + w * mean)), d_mean, slope, curvature)
+    summed = lambda part: part.to(S.device).to(S.dtype)  # noqa: E731
+    P = summed(torch.stack([(A * w_s) @ A.T for w_s in w.T]))
+    d_mean = summed(A @ g_mean)
+    slope, curvature = summed(g_mean.sum(0)), summed(w.sum(0)).expand(mean.shape[1])
+    rows = RowStatistics(P, summed(A @ (g_mean + w * mean)), d_mean, slope, curvature)
     if not eval_gradient:
         return BoundEvaluation(value, rows, None)
     left_out = g_var.clamp_min(0)
     weighted = -shared * P
     if bool((left_out > 0).any()):
-        weighted = weighted + precise(torch.stack([2 * (A * g) @ A.T for g in left_out.T]))
+        weighted = weighted + summed(torch.stack([2 * (A * g) @ A.T for g in left_out.T]))
     cross = (white.inverse.T @ belief.mean).to(A, non_blocking=True) @ g_mean.T
     for T_s, g_s in zip(T, g_var.T, strict=True):
         cross.addcmul_(T_s, g_s, value=2)

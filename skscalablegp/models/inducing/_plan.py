@@ -16,7 +16,6 @@ from ...core import (
     MemoryNeed,
     Plan,
     StageSettings,
-    check_single,
     ignore,
     instead,
     is_auto,
@@ -121,10 +120,7 @@ def plan_batches(params: Any, model: SparseModel, n: int, d: int, most: int) -> 
     # 12000 --estimators SVGPRegressor), in 0.8 to 0.9 of the time.
     precision = str(resolve_dtype(params.dtype, n, threshold=n))
     dtype = Choice(precision.removeprefix("torch."), "single precision loses small noise")
-    if model.products_on is not None:
-        check_single(params, model.products_on)
-        if not whole:
-            dtype = Choice("float32", f"{model.products_on} computes in single precision only")
+    dtype = model.machine.precision(params, dtype, exact=whole)
     return SparsePlan(
         n_inducing=points,
         max_iter=steps,

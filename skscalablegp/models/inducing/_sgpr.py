@@ -197,8 +197,6 @@ class SGPRRegressor(TableRegressorBase):
     True
     """
 
-    _needs_float64 = "the factor of sums over all rows"
-
     def __init__(  # noqa: PLR0913 (one for each setting)
         self,
         kernel=None,

@@ -12,7 +12,7 @@ import torch
 from torch import Generator, Tensor
 
 from ..._validation import check_duplicates
-from ...core import Run, StartRows
+from ...core import Machine, Run, StartRows
 from ...core.data import (
     RowSource,
     Scaling,
@@ -57,16 +57,15 @@ class SparseModel:
         Targets, or classes.
     network : Network or None
         Applied to rows before the kernel.
-    products_on : torch.device or None
-        A device without double precision on which batches are evaluated in single precision;
-        everything else is then on the CPU.
+    machine : Machine
+        Where batches are evaluated.
     """
 
     kernel: TorchKernel
     likelihood: Likelihood
     n_outputs: int
     network: Network | None = None
-    products_on: torch.device | None = None
+    machine: Machine = Machine()
 
     @property
     def n_factors(self) -> int:
@@ -85,7 +84,10 @@ class SparseModel:
             # White noise then belongs to the latent function.
             diag, noise = diag + noise, torch.zeros_like(noise)
         return KernelValues(
-            kernel.cross(theta, Z, Z), kernel.cross(theta, Z, X), diag, noise + extra
+            kernel.cross(theta, Z, Z),
+            kernel.cross(theta, Z.to(X.device, non_blocking=True), X),
+            diag,
+            noise + extra,
         )
 
 
@@ -288,12 +290,12 @@ class SparseStepper(Stepper):
         white: Whitening | None = None,
         value_only: bool = False,
     ):
-        Z, weights, there = self.Z, self.weights, self.model.products_on
+        weights, there = self.weights, self.model.machine.products_on
         if there is not None:
             batch = batch.to(batch.Y.dtype, there)
-            Z, *weights = (part.to(there, non_blocking=True) for part in (Z, *weights))
+            weights = [part.to(there, non_blocking=True) for part in weights]
         X = self.model.features(weights, batch.X)
-        K = self.model.values(self._theta, Z, X, batch.noise)
+        K = self.model.values(self._theta, self.Z, X, batch.noise)
         return K, variational_bound(
             self.model.likelihood,
             self.belief.whitened(),

@@ -75,7 +75,6 @@ class SolvedGPRegressor(GPRegressorBase):
     _residual: np.ndarray | None = None
 
     _any_kernel = True
-    _needs_float64 = ""
 
     def _default_kernel(self, table: Table) -> Kernel:
         """If nothing is trained, all hyperparameters are 1, as in scikit-learn."""
@@ -135,7 +134,7 @@ class SolvedGPRegressor(GPRegressorBase):
             self.dtype_ = "float64"
         run.follow(plan.in_precision(self.dtype_))
         self._report(result, final, run)
-        summary = plan.describe(self.dtype_, run.device) + numpy_cost(kernel, len(table.X))
+        summary = plan.describe(self.dtype_, run.machine) + numpy_cost(kernel, len(table.X))
         if self._residual is not None:
             early = final is not None and final.ended_early
             kind = "that ended early" if early else "without held-out rows"

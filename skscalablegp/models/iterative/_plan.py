@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 
-from ..._devices import precise_device
 from ..._validation import format_bytes, resolve_dtype
 from ...core import GAIN_PER_ROW as SMALL_GAIN
 from ...core import (
@@ -16,7 +15,6 @@ from ...core import (
     Plan,
     StageSettings,
     Subsets,
-    check_single,
     ignore,
     is_auto,
     plan_stages,
@@ -26,7 +24,7 @@ from ...core import (
 from ...core.training import resolve_optimizer
 from ...kernels import TorchKernel
 from ...linalg.gradients import ExactGradient, GradientEstimator, resolve_gradient
-from ...linalg.operators import choose_products
+from ...linalg.operators import FUSED, check_products, choose_products
 from ...linalg.solvers import resolve_solver
 from ._memory import matrix_bytes, memory_needs
 from ._solves import (
@@ -46,7 +44,6 @@ EXACT_FALLBACK_ROWS = {"cpu": 16_000, "cuda": 40_000, "xpu": 40_000}
 # Rows up to which predictions use a factorisation, at n^3 / 3 operations.
 EXACT_POSTERIOR_ROWS = {"cpu": 20_000, "cuda": 40_000, "xpu": 40_000}
 # Ways of products for which H is not stored between the products of a solve.
-_FUSED = ("compiled", "keops")
 # Rows up to which steps are so cheap that double precision does not matter.
 FLOAT64_ROWS = 3_000
 # Rows of the exact fit from which training on a larger table starts.
@@ -156,10 +153,9 @@ class IterativePlan(Plan):
             solves=self.solves.factorised(),
         )
 
-    def describe(self, dtype: str, device: torch.device) -> str:
+    def describe(self, dtype: str, machine: Machine) -> str:
         """A summary in one sentence."""
-        if dtype == "float64":
-            device = precise_device(device)
+        device = machine.device if dtype == "float64" else machine.multiplies
         name = solver_name(self.solves.solver)
         way = "Cholesky" if name == "cholesky" else f"{name} solves"
         way_of = {"compiled": "compiled", "keops": "KeOps"}
@@ -198,7 +194,7 @@ def plan(
     given, ignored = parameters_of_solves(params)
     dtype, factorises = plan_dtype(params, n), _factorises(params)
     exact = fits_exactly(n, dtype, machine) if factorises is None else factorises
-    dtype = dtype_on(params, dtype, machine, exact)
+    dtype = machine.precision(params, dtype, exact, "products ")
     posterior = plan_posterior(params, n, machine, exact, is_auto(params.solver), spectral)
     subsets = plan_subsets(params, n, d, machine)
     train_on = _plan_train_on(params, exact, subsets, posterior)
@@ -215,7 +211,7 @@ def plan(
         max_jitter(params.solver, params.gradient),
         ends_early=is_auto(given["solver"]),
     )
-    keep = keeps_matrix(n, dtype, machine, exact) and (exact or params.products not in _FUSED)
+    keep = keeps_matrix(n, dtype, machine, exact) and (exact or params.products not in FUSED)
     products = None if keep else plan_products(params.products, machine)
     if keep:
         ignored |= ignore("products", because="the kernel matrix is stored")
@@ -260,16 +256,6 @@ def plan_dtype(params: Any, n: int) -> Choice:
     return Choice(str(dtype).removeprefix("torch."), f"{n:,} rows: {why}")
 
 
-def dtype_on(params: Any, dtype: Choice, machine: Machine, exact: bool) -> Choice:
-    """The precision where a device has single precision only, which factorisations do not use."""
-    if machine.products_on is None:
-        return dtype
-    check_single(params, machine.products_on)
-    if exact or not is_auto(params.dtype):
-        return dtype
-    return Choice("float32", f"{machine.products_on} computes products in single precision only")
-
-
 def fits_exactly(n: int, dtype: Choice, machine: Machine) -> bool:
     """Whether steps that factorise fit into memory and cost less than solves."""
     fits = 3 * matrix_bytes(n, dtype) <= 0.8 * machine.room
@@ -283,14 +269,8 @@ def keeps_matrix(n: int, dtype: Choice, machine: Machine, exact: bool) -> bool:
 
 def plan_products(given: Any, machine: Machine) -> Choice:
     """How products are computed without a stored matrix."""
-    if machine.products_on is None:
-        return resolve(given, *choose_products(machine.device, machine.compiler))
-    if given in _FUSED:
-        raise ValueError(
-            f"products={given!r} is not available on device={str(machine.products_on)!r}: use "
-            "products='auto'."
-        )
-    return resolve(given, "tiles", f"tiles on {machine.products_on}")
+    check_products(given, machine.multiplies)
+    return resolve(given, *choose_products(machine.multiplies, machine.compiler))
 
 
 def plan_posterior(

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-import torch
 from sklearn.base import clone
 
 from ...core import (
@@ -29,7 +28,6 @@ from ._plan import (
     FACTORISED,
     FLOAT64_ROWS,
     IterativePlan,
-    dtype_on,
     fits_exactly,
     keeps_matrix,
     plan_dtype,
@@ -291,9 +289,9 @@ class TruncatedPlan(IterativePlan):
     truncation: Choice
     reorthogonalize: Choice | None = None
 
-    def describe(self, dtype: str, device: torch.device) -> str:
+    def describe(self, dtype: str, machine: Machine) -> str:
         """A summary in one sentence."""
-        summary = super().describe(dtype, device)
+        summary = super().describe(dtype, machine)
         exact = self.solver.value == "cholesky"
         return f"{exact_summary(self.n)}, {summary}" if exact else summary
 
@@ -311,7 +309,7 @@ def plan(
     small = automatic and params.posterior in ("auto", "exact") and n <= small_table_rows(params)
     dtype = plan_dtype(params, n)
     exact = small and fits_exactly(n, dtype, machine)
-    dtype = dtype_on(params, dtype, machine, exact)
+    dtype = machine.precision(params, dtype, exact, "products ")
     posterior = plan_posterior(params, n, machine, exact, True, spectral)
     subsets = plan_subsets(params, n, d, machine)
     law = Choice(None, f"{n:,} rows: exact gradients cost less")

@@ -300,8 +300,6 @@ class NNGPRegressor(GPRegressorBase):
     # Seed of the order of the rows, if the rows before a row matter.
     _order_seed = 0
 
-    _needs_float64 = "variances given near rows, which are small differences"
-
     def __init__(  # noqa: PLR0913 (one for each setting)
         self,
         kernel=None,

@@ -88,7 +88,6 @@ class QSGPMixin:
     """Training and fitted attributes. Subclasses read tables and make predictions."""
 
     _sums_rows = True
-    _needs_float64 = "the values at the support rows, which add up the changes of all steps"
 
     def _train(
         self,

@@ -222,7 +222,6 @@ class QSRVMRegressor(MinibatchGPRegressorBase):
     True
     """
 
-    _needs_float64 = "the posterior of the relevance weights"
     _sums_rows = True
 
     def __init__(  # noqa: PLR0913 (one for each setting)

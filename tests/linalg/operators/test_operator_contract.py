@@ -6,7 +6,7 @@ from contracts.operator_contract import SMALL_TILE, OperatorContract, OperatorPr
 from oracles import DenseOperator
 
 from skscalablegp.kernels import compile_kernel
-from skscalablegp.linalg.operators import KernelOperator, kernel_operator
+from skscalablegp.linalg.operators import KernelOperator, SentOperator, Workspace
 
 
 def dense(problem: OperatorProblem, dtype: torch.dtype) -> DenseOperator:
@@ -27,8 +27,9 @@ def sent(problem: OperatorProblem, dtype: torch.dtype) -> KernelOperator:
     """The CPU stands for the device, to which only single precision is sent."""
     kernel = compile_kernel(problem.kernel, problem.X.shape[1])
     X, noise = problem.rows(dtype), problem.known_noise(dtype)
-    on = torch.device("cpu")
-    return kernel_operator(kernel, problem.theta, X, noise, products_on=on, tile=SMALL_TILE)
+    made = SentOperator if dtype == torch.float32 else KernelOperator
+    there = Workspace(torch.device("cpu"))
+    return made(kernel, problem.theta, X, noise, workspace=there, tile=SMALL_TILE)
 
 
 ROWS = [

@@ -16,7 +16,8 @@ from sklearn.gaussian_process.kernels import (
 )
 
 from skscalablegp.kernels import compile_kernel
-from skscalablegp.linalg.operators import KernelOperator, kernel_operator
+from skscalablegp.linalg.gradients import GPProblem
+from skscalablegp.linalg.operators import KernelOperator, Workspace, kernel_operator
 from skscalablegp.solvers import AP, CG, BlockCG, MaxIterations, solve
 
 N, D = 90, 3
@@ -56,7 +57,9 @@ def test_products_and_gradients(name, keep, gpu):
     X, V = rows(), torch.randn(N, 5, generator=generator(1))
     kernel = compile_kernel(KERNELS[name], D)
     exact, slopes = dense(KERNELS[name], X, kernel.theta0)
-    H = kernel_operator(kernel, kernel.theta0, X, products_on=gpu.device, keep=keep, tile=40)
+    H = kernel_operator(
+        kernel, kernel.theta0, X, workspace=Workspace(gpu.device), keep=keep, tile=40
+    )
     there = KernelOperator(kernel, kernel.theta0, X.to(gpu.device), keep=keep, tile=40)
     expected = exact @ V.double()
     wanted = torch.einsum("nc,nmp,mc->p", V.double(), slopes, V.double())
@@ -78,7 +81,7 @@ def test_the_rest_is_on_the_cpu(name, gpu):
     X, V = rows(), torch.randn(N, 2, generator=generator(1), dtype=torch.float64)
     kernel = compile_kernel(KERNELS[name], D)
     exact, _ = dense(KERNELS[name], X, kernel.theta0)
-    H = kernel_operator(kernel, kernel.theta0, X, products_on=gpu.device, tile=40)
+    H = kernel_operator(kernel, kernel.theta0, X, workspace=Workspace(gpu.device), tile=40)
     gpu.forget()
     some = torch.arange(0, N, 7)
     for found, expected in (
@@ -93,12 +96,26 @@ def test_the_rest_is_on_the_cpu(name, gpu):
     assert not gpu.launches
 
 
+def test_parts_of_a_problem_send_their_products(gpu):
+    """To the device of the problem, and from rows that stay on the CPU."""
+    X, some = rows(), torch.arange(0, N, 3)
+    kernel = compile_kernel(KERNELS["smooth"], D)
+    exact, _ = dense(KERNELS["smooth"], X[some], kernel.theta0)
+    whole = GPProblem(kernel, X.double(), X[:, :1].double(), workspace=Workspace(gpu.device))
+    assert whole.workspace.rows_on == torch.device("cpu")
+    for part in (whole.to(torch.float32).subset(some), whole.subset(some).to(torch.float32)):
+        gpu.forget()
+        found = part.operator(kernel.theta0).matmul(part.Y)
+        assert gpu.launches and part.X.is_cpu
+        assert_allclose(found, exact @ part.Y.double(), rtol=1e-5, atol=1e-4)
+
+
 @pytest.mark.parametrize("solver", [CG(), BlockCG(), AP(20)], ids=lambda s: type(s).__name__)
 def test_a_product_waits_once(solver, gpu):
     """For its result; what is sent does not wait, and no step waits besides."""
     X, B = rows(), torch.randn(N, 4, generator=generator(1))
     kernel = compile_kernel(KERNELS["kink"] + WhiteKernel(0.1), D)
-    H = kernel_operator(kernel, kernel.theta0, X, products_on=gpu.device, tile=40)
+    H = kernel_operator(kernel, kernel.theta0, X, workspace=Workspace(gpu.device), tile=40)
     taken = {}
     for limit in (5, 15):
         gpu.forget()
@@ -115,7 +132,7 @@ def test_memory_of_the_device_that_is_short(gpu):
     """The same message as on other devices; the CPU has room."""
     X, V = rows(), torch.randn(N, 2, generator=generator(1))
     kernel = compile_kernel(KERNELS["smooth"], D)
-    H = kernel_operator(kernel, kernel.theta0, X, products_on=gpu.device, tile=40)
+    H = kernel_operator(kernel, kernel.theta0, X, workspace=Workspace(gpu.device), tile=40)
     gpu.memory = gpu.allocated + 500
     with pytest.raises(MemoryError, match=f"{gpu.device} has no memory left for tiles"):
         H.matmul(V)

@@ -4,6 +4,7 @@ import pytest
 from sklearn.gaussian_process.kernels import RBF
 
 from skscalablegp import SCGDDKLRegressor
+from skscalablegp.core import Machine
 from skscalablegp.models.deep._plan import plan
 
 
@@ -19,7 +20,7 @@ from skscalablegp.models.deep._plan import plan
     ],
 )
 def test_automatic_choices(n, batch, epochs, dtype, layers, split, exact):
-    chosen = plan(SCGDDKLRegressor(), n)
+    chosen = plan(SCGDDKLRegressor(), n, Machine())
     assert bool(chosen.exact_instead) == exact
     assert {name: choice.value for name, choice in chosen.choices.items()} == {
         "batch_size": batch,
@@ -44,7 +45,7 @@ def test_automatic_choices(n, batch, epochs, dtype, layers, split, exact):
     ],
 )
 def test_parameters_without_effect(params, n, stream, ignored):
-    chosen = plan(SCGDDKLRegressor(**params), n, stream=stream)
+    chosen = plan(SCGDDKLRegressor(**params), n, Machine(), stream=stream)
     assert ignored <= set(chosen.ignored) and not chosen.exact_instead
     assert ignored or not chosen.ignored
     assert all(chosen.ignored.values())
@@ -56,6 +57,6 @@ def test_parameters_without_effect(params, n, stream, ignored):
 )
 def test_rates_suit_the_optimiser_and_the_batch(optimizer, size, rate):
     model = SCGDDKLRegressor(optimizer=optimizer, batch_size=size)
-    assert plan(model, 5_000).learning_rate.value == rate
+    assert plan(model, 5_000, Machine()).learning_rate.value == rate
     given = model.set_params(learning_rate=0.3)
-    assert plan(given, 5_000).learning_rate == (0.3, "as given")
+    assert plan(given, 5_000, Machine()).learning_rate == (0.3, "as given")
