@@ -16,7 +16,7 @@ from sklearn.gaussian_process.kernels import (
 )
 
 from skscalablegp.kernels import compile_kernel
-from skscalablegp.linalg.gradients import GPProblem
+from skscalablegp.linalg.gradients import GPProblem, Rows
 from skscalablegp.linalg.operators import KernelOperator, Workspace, kernel_operator
 from skscalablegp.solvers import AP, CG, BlockCG, MaxIterations, solve
 
@@ -101,7 +101,8 @@ def test_parts_of_a_problem_send_their_products(gpu):
     X, some = rows(), torch.arange(0, N, 3)
     kernel = compile_kernel(KERNELS["smooth"], D)
     exact, _ = dense(KERNELS["smooth"], X[some], kernel.theta0)
-    whole = GPProblem(kernel, X.double(), X[:, :1].double(), workspace=Workspace(gpu.device))
+    table = Rows.of(X.double(), X[:, :1].double())
+    whole = GPProblem(kernel, table, workspace=Workspace(gpu.device))
     assert whole.workspace.rows_on == torch.device("cpu")
     for part in (whole.to(torch.float32).subset(some), whole.subset(some).to(torch.float32)):
         gpu.forget()

@@ -7,7 +7,7 @@ from numpy.testing import assert_allclose
 from scipy.optimize import minimize
 from scipy.stats import multivariate_normal
 
-from skscalablegp.core.data import RowWork
+from skscalablegp.linalg.parallel import Workers
 from skscalablegp.models.deep import (
     best_scales,
     data_fit,
@@ -109,7 +109,7 @@ def test_best_scales_keep_to_their_bounds():
 def test_held_out_noise_is_the_held_out_rows_choice():
     Z, Y = table(40)
     (Z, unseen), (Y, target) = Z.split(30), Y.split(30)
-    held_out = RowWork(HeldOutRows(unseen, target))
+    held_out = Workers(HeldOutRows(unseen, target))
 
     def density(log_noise):
         """Of each held-out target by dense Gaussian conditioning."""
