@@ -26,6 +26,7 @@ from .data import (
     BLOCK_ROWS,
     Merged,
     Scaling,
+    alone,
     column_moments,
     known_noise,
     merged,
@@ -56,14 +57,14 @@ def input_scaling(
 
 def merged_with_targets(
     X: np.ndarray, Y: np.ndarray, noise: list[np.ndarray], weights: np.ndarray | None
-) -> Merged | None:
-    """The table with rows merged that have equal targets (n, t), too; None if nothing changes.
+) -> Merged:
+    """The table with rows merged that have equal targets (n, t), too.
 
     Such rows are one term of any likelihood, times their count. A memory map is read for this only
     if there are weights.
     """
     if isinstance(X, np.memmap) and weights is None:
-        return None
+        return alone(Y)
     return merged(X, Y, [*noise, *Y.T], weights)
 
 
@@ -94,8 +95,6 @@ class MinibatchGPRegressorBase(GPPredictionBase):
         columns = [alpha, *(() if known is None else known.T)]
         noise = [column for column in columns if np.ptp(column) > 0]
         found = merged_with_targets(X, Y, noise, weights)
-        if found is None:
-            return X, Y, noise_variance, alpha, np.ones(n)
         rows = found.rows
         given = noise_variance if known is None else known[rows]
         return X[rows], Y[rows], given, alpha[rows], found.counts
@@ -178,8 +177,6 @@ class GPClassifierBase(ClassifierMixin, GPModel):
             X, y, weights = X[weights > 0], y[weights > 0], weights[weights > 0]
         codes = self._numbered(y, reset, classes)
         found = merged_with_targets(X, codes[:, None].astype(np.float64), [], weights)
-        if found is None:
-            return X, codes, np.ones(len(X))
         return X[found.rows], codes[found.rows], found.counts
 
     def _numbered(self, y: np.ndarray, reset: bool = True, classes: Any = None) -> np.ndarray:

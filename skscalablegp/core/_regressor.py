@@ -150,17 +150,15 @@ class TableRegressorBase(GPPredictionBase):
         own = self._own_noise(len(X), np.ones(1))
         weights = check_sample_weight(sample_weight, len(X))
         found = self._merged(X, y.astype(np.float64), known, weights)
-        if found is not None:
-            X, y, own = X[found.rows], found.y, own[found.rows]
-            noise_variance = noise_variance if known is None else known[found.rows]
+        rows = X[found.rows]
+        own, known = own[found.rows], None if known is None else known[found.rows]
         return Table.read(
-            X.copy() if copy and found is None else X,
-            y,
+            rows.copy() if copy and np.shares_memory(rows, X) else rows,
+            found,
             lambda y_std: own / self._own_unit(y_std),
-            noise_variance,
-            run.normalizes(y),
+            noise_variance if known is None else known,
+            run.normalizes(found.y),
             shared=self._shares_scale(noise_variance),
-            found=found,
         )
 
     def _merged(
@@ -169,7 +167,7 @@ class TableRegressorBase(GPPredictionBase):
         y: np.ndarray,
         known: np.ndarray | None,
         weights: np.ndarray | None = None,
-    ) -> Merged | None:
+    ) -> Merged:
         """The table with equal rows merged; `known` is noise_variance (n, t), if it is given."""
         noise = [self._own_noise(len(X), np.ones(1)), *(() if known is None else known.T)]
         return merged(X, y, [column for column in noise if np.ptp(column) > 0], weights)
@@ -188,12 +186,10 @@ class TableRegressorBase(GPPredictionBase):
         weights = check_sample_weight(sample_weight, len(X))
         self._noise_given |= noise_variance is not None
         found = merged(X, y.astype(np.float64), [known] if np.ptp(known) > 0 else [], weights)
-        repeats = {}
-        if found is not None:
-            X, y, known = X[found.rows], found.y, known[found.rows]
-            repeats = {"counts": found.counts, "within": (found.within / std**2).sum(1)}
-        more = Table(X, (y - mean) / std, mean, std, known, **repeats)
-        run.begin(X, more.y, self.n_samples_seen_, n_rows=more.n_rows)
+        within = (found.within / std**2).sum(1)
+        units = (found.y - mean) / std, mean, std, known[found.rows]
+        more = Table(X[found.rows], *units, counts=found.counts, within=within)
+        run.begin(more.X, more.y, self.n_samples_seen_, n_rows=more.n_rows)
         return more
 
     def _training_noise(self, X: np.ndarray, noise_variance: Any) -> np.ndarray | None:
@@ -218,7 +214,7 @@ class TableRegressorBase(GPPredictionBase):
         if alone:
             known = check_noise_variance(noise_variance, len(X), self._n_outputs())
             found = self._merged(X, np.asarray(y, dtype=np.float64), known)
-            if found is None or not np.array_equal(found.counts, counts):
+            if not np.array_equal(found.counts, counts):
                 return None  # The fit has had weights, or other rows have joined.
             groups = found.groups[rows]
         chosen, place = np.unique(groups, return_inverse=True)

@@ -15,11 +15,11 @@ from .._compat import fit_context
 from .._end import End
 from .._validation import check_sample_weight, validated
 from ..core import FitRun, GPPredictionBase, fitted_process
-from ..core.data import Merged, merged
+from ..core.data import Merged, alone, merged
 from ..core.posteriors import AUTO_RANK, LowRank, LowRankForm, Posterior
 from ..models.grid import KISSGPRegressor
 from ..models.iterative import SolvedGPRegressor
-from ._below import MetaRegressorBase, fit_below, mean_square
+from ._below import MetaRegressorBase, fit_below
 
 # Rows of each kind at which the variance is compared with exact solves, and the largest number of
 # rows that Lanczos starts from.
@@ -200,12 +200,11 @@ class LOVEPredictor(MetaRegressorBase):
                 self, X, y, multi_output=True, y_numeric=True, dtype=np.float64
             )
             weights = check_sample_weight(sample_weight, len(checked))
-            found = None
+            found = alone(targets)
             if weights is not None or not isinstance(self.estimator, FrozenEstimator):
                 found = merged(checked, targets, [], weights)
             n_rows = len(checked) if weights is None else weights.sum()
-            if found is not None:
-                checked, targets = checked[found.rows], found.y
+            checked, targets = checked[found.rows], found.y
             run.begin(checked, targets, n_rows=n_rows)
             held = _between(checked, run.random_state)
             probes = checked[:: max(1, len(checked) // _PROBE_ROWS)]
@@ -365,11 +364,9 @@ class LOVEPredictor(MetaRegressorBase):
         fitted_process(self.estimator_).check_joint_memory(X, what)
 
 
-def _unit(targets: np.ndarray, found: Merged | None, mean: Any, std: Any) -> float:
+def _unit(targets: np.ndarray, found: Merged, mean: Any, std: Any) -> float:
     """The mean square of the targets as the posterior sees them, of all rows that were merged."""
     squares = np.square((targets - mean) / std)
-    if found is None:
-        return mean_square((targets - mean) / std)
     counts = found.counts.reshape(-1, *[1] * (squares.ndim - 1))
     within = found.within.reshape(squares.shape) / np.square(std)
     total = (counts * squares + within).sum() / (counts.sum() * squares[0].size)

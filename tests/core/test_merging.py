@@ -46,8 +46,10 @@ def test_weights_and_repetitions_in_any_order_are_equal_bit_for_bit(seed):
 
 def test_different_rows_stay_as_they_are():
     X, y = np.random.default_rng(0).normal(size=(50, 3)), np.zeros(50)
-    assert merged(X, y, []) is None
-    assert merged(X, y, [], np.ones(50)) is None
+    for found in (merged(X, y, []), merged(X, y, [], np.ones(50))):
+        assert np.shares_memory(X[found.rows], X)
+        assert (found.counts == 1).all() and not found.within.any()
+        assert_array_equal(found.groups, np.arange(50))
     some = merged(X, y, [], np.arange(50) % 2.0)
     assert_array_equal(some.rows, np.arange(1, 50, 2))
     assert (some.counts == 1).all() and not some.within.any()

@@ -333,8 +333,8 @@ MUTANTS = [
     (
         "rows that join have no weights",
         "TableRegressorBase._read_more",
-        '{"counts": found.counts, "within": (found.within / std**2).sum(1)}',
-        "{}",
+        "Table(X[found.rows], *units, counts=found.counts, within=within)",
+        "Table(X[found.rows], *units)",
         f"{CONTRACT} -k that_join",
         True,
     ),

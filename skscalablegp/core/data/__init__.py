@@ -2,6 +2,7 @@
 
 from ._merging import (
     Merged,
+    alone,
     have_merged,
     merged,
     numbered,

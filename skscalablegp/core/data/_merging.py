@@ -18,8 +18,9 @@ class Merged:
 
     Attributes
     ----------
-    rows : ndarray of shape (m,)
-        For each merged row the number of a given row that is equal to it.
+    rows : ndarray of shape (m,) or slice
+        For each merged row the number of a given row that is equal to it. A slice of all rows says
+        that none is left out or merged.
     y : ndarray of shape (m,) or (m, t)
         Weighted means of the targets.
     counts : ndarray of shape (m,)
@@ -30,7 +31,7 @@ class Merged:
         The merged row of each given row; -1 for those of weight zero.
     """
 
-    rows: np.ndarray
+    rows: np.ndarray | slice
     y: np.ndarray
     counts: np.ndarray
     within: np.ndarray
@@ -39,8 +40,8 @@ class Merged:
 
 def merged(
     X: np.ndarray, y: np.ndarray, noise: Sequence[np.ndarray], weights: np.ndarray | None = None
-) -> Merged | None:
-    """The table without rows of weight zero, and with equal rows merged; None if nothing changes.
+) -> Merged:
+    """The table without rows of weight zero, and with equal rows merged.
 
     Rows are equal if their entries and their known noise are. A row of weight k and k equal rows
     give the same numbers bit for bit, in any order of the rows, for whole numbers k: rows that
@@ -66,15 +67,15 @@ def merged(
     plain = bool((w[kept] == 1).all())
     columns = [] if X.ndim == 1 or X.dtype.kind not in "fiu" else [*X.T, *noise]
     if plain and not (columns and _may_repeat(column[kept] for column in columns)):
-        return None if len(kept) == n else _alone(kept, y, w, n)
+        return alone(y, kept, w)
     if not columns:
-        return _alone(kept, y, w, n)
+        return alone(y, kept, w)
     Y = y.reshape(n, -1)
     keys = [column[kept] for column in (*columns, *Y.T)]
     order = kept[np.lexsort(keys[::-1])]
     new = _begins(columns, order)
     if plain and new.all():
-        return None if len(kept) == n else _alone(kept, y, w, n)
+        return alone(y, kept, w)
     group = np.cumsum(new) - 1
     # Rows with equal targets are one term of the sums, whatever their number.
     first = np.flatnonzero(new | _begins(Y.T, order))
@@ -184,11 +185,16 @@ def whole_groups(groups: np.ndarray, count: int) -> int:
     return int(np.searchsorted(groups, groups[count - 1], side="right")) if count else 0
 
 
-def _alone(kept: np.ndarray, y: np.ndarray, w: np.ndarray, n: int) -> Merged:
-    """Some rows, none of which are equal."""
-    groups = np.full(n, -1)
+def alone(
+    y: np.ndarray, kept: np.ndarray | None = None, weights: np.ndarray | None = None
+) -> Merged:
+    """Rows none of which are equal: by default all, each of which stands for itself."""
+    n = len(y)
+    kept = np.arange(n) if kept is None else kept
+    groups, w = np.full(n, -1), np.ones(n) if weights is None else weights
     groups[kept] = np.arange(len(kept))
-    return Merged(kept, y[kept], w[kept], np.zeros((len(kept), y[:1].size)), groups)
+    within = np.zeros((len(kept), y[:1].size))
+    return Merged(slice(None) if len(kept) == n else kept, y[kept], w[kept], within, groups)
 
 
 def row_hashes(columns: Iterable[np.ndarray]) -> np.ndarray:

@@ -70,26 +70,22 @@ class Table:
     def read(
         cls,
         X: np.ndarray,
-        y: np.ndarray,
+        found: Merged,
         alpha: Callable[[np.ndarray], np.ndarray],
         noise_variance: Any,
         normalize_y: bool,
         shared: bool = False,
-        found: Merged | None = None,
     ) -> Table:
         """Normalise the target, and express known noise in its units.
 
         `alpha` maps the scales of the targets to the noise of every row. With `shared` all targets
-        have the same scale, as noise known in the units of y requires. `found` says which rows of
-        another table have become these ones.
+        have the same scale, as noise known in the units of y requires. `found` has the targets of
+        these rows, and what they stand for.
         """
-        y = y.astype(np.float64)
-        Y, n = y.reshape(len(y), -1), len(y)
-        counts, within = (np.ones(n), 0.0) if found is None else (found.counts, found.within)
+        Y, counts, within = found.y.reshape(len(X), -1), found.counts, found.within
         moments = weighted_moments(Y, counts, normalize_y, shared, within=within)
-        table = cls.scaled(X, y, *moments, alpha, noise_variance)
-        of_units = np.zeros(n) if found is None else (within / np.square(moments[1])).sum(1)
-        return replace(table, counts=counts, within=of_units)
+        table = cls.scaled(X, found.y, *moments, alpha, noise_variance)
+        return replace(table, counts=counts, within=(within / np.square(moments[1])).sum(1))
 
     @classmethod
     def scaled(

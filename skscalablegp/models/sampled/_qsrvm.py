@@ -335,10 +335,8 @@ class QSRVMRegressor(MinibatchGPRegressorBase):
             return self._read_own_source(OwnRows.read(ranks), run)
         X, Y = self._read_rows(X, y)
         found = merged_with_targets(X, Y, [], check_sample_weight(sample_weight, len(X)))
-        given, counts = np.arange(len(X)), np.ones(len(X))
-        if found is not None:
-            given, counts = found.rows, found.counts
-            X, Y = X[given], Y[given]
+        given, counts = np.arange(len(X))[found.rows], found.counts
+        X, Y = X[found.rows], Y[found.rows]
         inputs = input_moments(X, self.standardize, self._own_kernel(X))
         scaling = Scaling(*inputs, *weighted_moments(Y, counts, run.normalizes(Y)))
         source = RowSource.of(X, Y, scaling, torch.float64, run.device, weight=counts)
