@@ -38,7 +38,7 @@ from ._minibatch import (
 from ._model import GPModel, check_categories
 from ._noise_floor import below_the_noise_bound
 from ._own_rows import own_rows
-from ._own_source import OwnRows, SharedSource
+from ._own_source import OwnRows, ShardedSource
 from ._parameters import PARAMETERS
 from ._plan import (
     Choice,

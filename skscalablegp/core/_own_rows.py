@@ -15,7 +15,7 @@ from .._calls import Call
 from .._validation import check_n_targets, check_noise_variance, validated
 from ..linalg.parallel import RankWorkers
 from ..ranks import Ranks, leading
-from .data import Moments, SharedTable, Table, limit_rows, target_scales
+from .data import Moments, ShardedTable, Table, limit_rows, target_scales
 
 
 def own_rows() -> Ranks | None:
@@ -44,7 +44,7 @@ def check_own_rows(model: Any) -> None:
         raise ValueError(f"checkpoint needs all rows in one process: leave it out, or {remedy}.")
 
 
-def read_own_rows(model: Any, run: Any, ranks: Ranks) -> SharedTable:
+def read_own_rows(model: Any, run: Any, ranks: Ranks) -> ShardedTable:
     """The validated table of all ranks; equal rows are not merged.
 
     Parameters
@@ -63,12 +63,12 @@ def read_own_rows(model: Any, run: Any, ranks: Ranks) -> SharedTable:
     known = raw.own.noise_variance
     model._noise_given = known is not None
     n = sum(raw.sizes)
-    # The same rows as in `SharedTable.sample`.
+    # The same rows as in `ShardedTable.sample`.
     (some,) = raw.gather(_targets, np.arange(n)[limit_rows(n)])
     normalize = run.normalizes(some)
     moments = reduce(add, raw.call(_target_moments)) if normalize else None
     scales = target_scales(moments, targets_of(raw.own.y), model._shares_scale(known))
-    return SharedTable.of(raw.put(_scaled, *scales))
+    return ShardedTable.of(raw.put(_scaled, *scales))
 
 
 def read_parts(ranks: Ranks, read: Callable[[Call], RawRows]) -> RankWorkers:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property, reduce
 from operator import add
@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 from jaxtyping import Float
-from torch import Generator, Tensor
+from torch import Tensor
 
 from .._calls import Call
 from .._validation import check_noise
@@ -26,7 +26,6 @@ from .data import (
     RowSource,
     Scaling,
     column_limits,
-    counted_batches,
     limit_rows,
     ranges_within,
     rows_beyond,
@@ -103,7 +102,7 @@ class OwnRows:
         likelihood: Likelihood,
         device: torch.device,
         dtype: torch.dtype = torch.float32,
-    ) -> SharedSource:
+    ) -> ShardedSource:
         """The rows in a model's units.
 
         Raises
@@ -114,85 +113,72 @@ class OwnRows:
         # Rank 0 refuses it before others are asked, and notes whether there is any.
         _noise(self.raw.own, scaling, likelihood)
         most = max(self.raw.call(_most_noise, scaling, likelihood))
-        on = scaling, likelihood, device, dtype
-        return SharedSource(self.raw, self.X, self.Y, *on, most_noise=most)
+        noise, weight = np.broadcast_to([[np.nan], [1.0]], (2, len(self)))
+        rows = self.X, self.Y, scaling, dtype, device, noise, weight
+        return ShardedSource(*rows, raw=self.raw, likelihood=likelihood, largest_noise=most)
 
 
-@dataclass(frozen=True, eq=False)
-class SharedSource:
-    """The rows of one fit, of which each rank has some; it answers like a `RowSource`.
+@dataclass(frozen=True, eq=False, kw_only=True)
+class ShardedSource(RowSource):
+    """The rows of one fit, of which each rank has some; equal ones are not merged.
 
-    Rows are fetched by number. `held` makes objects at the ranks which compute of their rows.
+    `X` and `Y` are those of `OwnRows`, and `noise` has a shape only. Rows are fetched by number,
+    and `held` makes objects at the ranks which compute of their rows.
 
     Attributes
     ----------
     raw : RankWorkers
         As in `OwnRows`.
-    X, Y : ndarray of shape (s, d) and (s, t)
-        As in `OwnRows`.
-    scaling : Scaling
     likelihood : Likelihood
-    device : torch.device
-    dtype : torch.dtype
-        Precision of the tensors.
-    most_noise : float
+    largest_noise : float
         The largest known noise variance in the model's units.
+    stays : bool
+        Whether the ranks hold small parts as tensors.
     """
 
     raw: RankWorkers
-    X: np.ndarray
-    Y: np.ndarray
-    scaling: Scaling
     likelihood: Likelihood
-    device: torch.device
-    dtype: torch.dtype = torch.float32
-    most_noise: float = 0.0
-    _resident: bool = False
+    largest_noise: float
+    stays: bool = False
 
     def __len__(self) -> int:
         return sum(self.raw.sizes)
 
     @property
-    def n_rows(self) -> int:
-        return len(self)
-
-    @cached_property
-    def weight(self) -> np.ndarray:
-        """Ones, because equal rows are not merged."""
-        return np.ones(len(self))
+    def noisy(self) -> bool:
+        return self.largest_noise > 0
 
     @property
-    def noisy(self) -> bool:
-        return self.most_noise > 0
+    def most_noise(self) -> float:
+        return self.largest_noise
 
     @cached_property
     def work(self) -> RankWorkers:
         """The `RowSource` of each rank."""
         units = self.scaling, self.likelihood, self.device, self.dtype
-        return self.raw.put(_source, *units, self.noisy, self._resident)
+        return self.raw.put(_source, *units, self.noisy, self.stays)
 
-    def resident(self) -> SharedSource:
-        """The ranks hold small parts as tensors."""
-        return replace(self, _resident=True)
+    def resident(self) -> ShardedSource:
+        return replace(self, stays=True)
 
-    def converted(self, dtype: torch.dtype, device: torch.device | None = None) -> SharedSource:
+    def converted(self, dtype: torch.dtype, device: torch.device | None = None) -> ShardedSource:
         device = self.device if device is None else device
-        return replace(self, dtype=dtype, device=device, _resident=False)
+        return replace(self, dtype=dtype, device=device, stays=False)
 
-    def held(
-        self, make: Callable[..., Any], *args: Any, tensors: Sequence[Tensor] = ()
-    ) -> RankWorkers:
+    def held(self, make, *args, tensors=()) -> RankWorkers:
         return self.work.put(make, *args, tensors=tensors)
 
     def here(self) -> RowSource:
-        """All rows in this process."""
         noise = np.concatenate(self.work.call(_own_noise)) if self.noisy else 0.0
         X, Y = self.originals(np.arange(len(self)))
         return RowSource.of(X, Y, self.scaling, self.dtype, self.device, noise)
 
-    def subset(self, index: np.ndarray) -> SharedSource:
+    def subset(self, index: np.ndarray) -> ShardedSource:
         """Some of the rows, by ascending number, which stay where they are."""
-        return replace(self, raw=self.raw.put(RawRows.some, rows=np.asarray(index)))
+        raw = self.raw.put(RawRows.some, rows=np.asarray(index))
+        return replace(
+            self, raw=raw, noise=self.noise[: len(index)], weight=self.weight[: len(index)]
+        )
 
     def labels(self) -> tuple[Float[np.ndarray, "c t"], Float[np.ndarray, " c"]]:
         """Each target of a classifier once, and how many rows of all ranks have it."""
@@ -201,7 +187,8 @@ class SharedSource:
         return values, np.bincount(where.ravel(), np.concatenate(counts))
 
     def take(self, index: np.ndarray | Tensor | slice) -> Rows:
-        parts = self.work.gather(_scaled, self._numbers(index), self.noisy)
+        numbers = np.arange(len(self))[index] if isinstance(index, slice) else index
+        parts = self.work.gather(_scaled, numbers, self.noisy)
         return Rows.of(*(torch.from_numpy(part).to(self.device) for part in parts))
 
     def originals(self, index: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -213,16 +200,9 @@ class SharedSource:
         return np.min(low, axis=0), np.max(high, axis=0)
 
     def far(self) -> np.ndarray:
-        """Numbers of the rows with an entry far from those of other rows."""
         first = np.cumsum([0, *self.raw.sizes[:-1]])
         found = self.raw.call(_far, column_limits(self.X))
         return np.concatenate([rows + start for rows, start in zip(found, first, strict=True)])
-
-    def batches(self, size: int, generator: Generator) -> Iterator[tuple[Tensor, Tensor]]:
-        return counted_batches(torch.ones(len(self), device=self.device), size, generator)
-
-    def _numbers(self, index: np.ndarray | Tensor | slice) -> np.ndarray | Tensor:
-        return np.arange(len(self))[index] if isinstance(index, slice) else index
 
 
 # ---------------------------------------------------------------- on all ranks

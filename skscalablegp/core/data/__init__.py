@@ -29,7 +29,7 @@ from ._rows import (
     target_scales,
     weighted_moments,
 )
-from ._shared_table import SharedTable
+from ._sharded_table import ShardedTable
 from ._subsets import RandomOrder, centroid_subsets, random_rows
 from ._table import (
     Table,

@@ -362,6 +362,10 @@ class RowSource:
         """The lowest and the highest entry of each column, as `column_ranges`."""
         return column_ranges(self.X)
 
+    def far(self) -> np.ndarray:
+        """Numbers of the rows with an entry far from those of other rows."""
+        return far_rows(self.X)
+
     @cached_property
     def noisy(self) -> bool:
         """Whether there is known noise."""

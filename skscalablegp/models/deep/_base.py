@@ -21,7 +21,7 @@ from ...core import (
     FitRun,
     Machine,
     OwnRows,
-    SharedSource,
+    ShardedSource,
     StageSettings,
     data_scaled_kernel,
     fit_exactly,
@@ -92,7 +92,7 @@ class DeepKernelRegressorBase(FurtherRows):
         """The rule that makes a gradient from a batch of m features."""
 
     def _batches(
-        self, source: RowSource | SharedSource, size: int, generator: torch.Generator
+        self, source: RowSource, size: int, generator: torch.Generator
     ) -> Callable[[], Iterator[Any]]:
         """A function that makes iterators over batches."""
         return lambda: source.batches(size, generator)
@@ -297,7 +297,7 @@ class DeepKernelRegressorBase(FurtherRows):
         scaling = Scaling(*column_moments(X, robust=True), y_mean, y_scale)
         return self._source(X, Y, noise_variance, scaling, dtype, run, counts, new=True)
 
-    def _own_source(self, own: OwnRows, dtype: torch.dtype, run: FitRun) -> SharedSource:
+    def _own_source(self, own: OwnRows, dtype: torch.dtype, run: FitRun) -> ShardedSource:
         """The same of rows of which each rank has its own."""
         moments = own.moments("Y", robust=False)
         y_mean, y_scale = moments.scales()
@@ -333,7 +333,7 @@ class DeepKernelRegressorBase(FurtherRows):
 
     def _new_features(
         self,
-        source: RowSource | SharedSource,
+        source: RowSource,
         plan: DeepPlan,
         run: FitRun,
         generator: torch.Generator,
@@ -373,7 +373,7 @@ class DeepKernelRegressorBase(FurtherRows):
     def _first_tensors(
         self,
         features: DeepFeatures,
-        source: RowSource | SharedSource,
+        source: RowSource,
         plan: DeepPlan,
         run: FitRun,
         generator: torch.Generator,
@@ -388,7 +388,7 @@ class DeepKernelRegressorBase(FurtherRows):
         self,
         stepper: WeightSpaceStepper,
         steps: int,
-        rows: RowSource | SharedSource,
+        rows: RowSource,
         run: FitRun,
         stream: bool = False,
     ) -> None:
@@ -430,9 +430,7 @@ class DeepKernelRegressorBase(FurtherRows):
             reason = End.DIVERGED
         run.ended(reason, n_iter=result.n_steps, planned=True, limit="max_epochs")
 
-    def _keep(
-        self, stepper: WeightSpaceStepper, rows: RowSource | SharedSource, n: int | float
-    ) -> float:
+    def _keep(self, stepper: WeightSpaceStepper, rows: RowSource, n: int | float) -> float:
         """Store the arrays that predictions need, from an exact pass; returns the jitter."""
         settled, features = stepper.finish(rows, n), stepper.features
         weights, theta = settled.evaluation.posterior(settled.noise), features.theta_at

@@ -25,7 +25,7 @@ from ._objective import (
     row_scale,
     weight_space_likelihood,
 )
-from ._rows import DeepRows, Source
+from ._rows import DeepRows
 
 # Number of rows that an exact pass evaluates at a time. Their features take some dozen megabytes.
 _PASS_ROWS = 4096
@@ -106,7 +106,7 @@ class ExactPass:
     Attributes
     ----------
     features : DeepFeatures
-    rows : RowSource or SharedSource
+    rows : RowSource
     n : int or float
         Number of rows of the whole table, of which `rows` may be a random part.
     dtype : torch.dtype
@@ -114,7 +114,7 @@ class ExactPass:
     """
 
     features: DeepFeatures
-    rows: Source
+    rows: RowSource
     n: int | float
     dtype: torch.dtype
 
@@ -177,7 +177,7 @@ class ExactPass:
         tensors: list[Tensor],
         moments: FeatureMoments | None,
         search: NoiseSearch,
-        held_out: Source,
+        held_out: RowSource,
     ) -> tuple[float, float, FeatureMoments]:
         """The noise that maximises the likelihood of held-out rows, their mean negative log density
         and the moments of the training rows at this noise.

@@ -5,7 +5,7 @@ The file is long because every class documents all of its parameters.
 
 from __future__ import annotations
 
-from ...core import FitRun, SharedSource
+from ...core import FitRun, ShardedSource
 from ._base import DeepKernelRegressorBase
 from ._batch import BatchGradient, MinibatchGradient, automatic_rate
 from ._compositional import CompositionalGradient
@@ -653,7 +653,7 @@ class BSGDDKLRegressor(DeepKernelRegressorBase):
 
     def _batches(self, source, size, generator):
         if self.batches == "neighbours":
-            if isinstance(source, SharedSource):
+            if isinstance(source, ShardedSource):
                 raise ValueError(
                     'batches="neighbours" needs all rows in one process: use batches="random", or '
                     "distribute(rows='replicated')."

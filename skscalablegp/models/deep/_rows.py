@@ -11,13 +11,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ...core import SharedSource
 from ...core.data import RowSource
 from ...linalg.parallel import RankWorkers, Workers
 from ._features import DeepFeatures
-
-# Any of them answers for the rows of a fit.
-Source = RowSource | SharedSource
 
 
 @dataclass(frozen=True, eq=False)

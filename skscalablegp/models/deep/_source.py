@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TypeVar
 
 import numpy as np
 import torch
@@ -12,7 +11,6 @@ from sklearn.gaussian_process.kernels import Kernel
 from ...core import (
     FEW_ROWS,
     FitRun,
-    SharedSource,
     data_scaled_kernel,
     exact_check,
     first_layer_factors,
@@ -25,8 +23,6 @@ from ...kernels import compile_kernel
 from ...linalg.gradients import GPProblem
 from ._plan import DeepPlan
 from ._stepper import TrainingRows
-
-Source = TypeVar("Source", RowSource, SharedSource)
 
 # The default is compared with the exact process of some rows if held-out rows keep at least this
 # share of their variance.
@@ -41,13 +37,13 @@ def exact_problem(kernel: Kernel, source: RowSource) -> GPProblem:
     return GPProblem(compile_kernel(kernel, rows.X.shape[1]), rows)
 
 
-def known_noise_of(source: RowSource | SharedSource, rows: np.ndarray) -> np.ndarray:
+def known_noise_of(source: RowSource, rows: np.ndarray) -> np.ndarray:
     """The known noise variance of some rows."""
     some = source.converted(torch.float64, torch.device("cpu")).take(rows)
     return some.noise.numpy()
 
 
-def ranges(source: RowSource | SharedSource) -> tuple[torch.Tensor, torch.Tensor]:
+def ranges(source: RowSource) -> tuple[torch.Tensor, torch.Tensor]:
     """The lowest and the highest value of each column that is not far.
 
     A network multiplies a far entry by weights that it has learned on others.
@@ -57,15 +53,13 @@ def ranges(source: RowSource | SharedSource) -> tuple[torch.Tensor, torch.Tensor
     return torch.as_tensor(low).to(source.dtype), torch.as_tensor(high).to(source.dtype)
 
 
-def resident(source: Source) -> Source:
+def resident(source: RowSource) -> RowSource:
     """Small tables become tensors; memory maps are left where they are."""
     numbers = len(source) * (source.X.shape[1] + source.Y.shape[1])
     return source.resident() if numbers <= _RESIDENT_NUMBERS else source
 
 
-def split_rows(
-    source: RowSource | SharedSource, plan: DeepPlan, fraction: float, run: FitRun
-) -> TrainingRows:
+def split_rows(source: RowSource, plan: DeepPlan, fraction: float, run: FitRun) -> TrainingRows:
     """Training and held-out rows; no copies unless this fraction of the rows is held out."""
     if not plan.early_stopping.value:
         return TrainingRows(source, source, source.n_rows)
@@ -86,7 +80,7 @@ def split_rows(
     return TrainingRows(train, train, train.n_rows, held_out)
 
 
-def first_factors(source: RowSource | SharedSource, run: FitRun) -> np.ndarray | None:
+def first_factors(source: RowSource, run: FitRun) -> np.ndarray | None:
     """`first_layer_factors` of some rows."""
     rows = first_layer_rows(source.weight, source.X.shape[1], run)
     if rows is None:
@@ -97,12 +91,12 @@ def first_factors(source: RowSource | SharedSource, run: FitRun) -> np.ndarray |
     return first_layer_factors(exact_problem(kernel, some), len(source), run)
 
 
-def _counted(source: RowSource | SharedSource, rows: np.ndarray, counts: np.ndarray) -> RowSource:
+def _counted(source: RowSource, rows: np.ndarray, counts: np.ndarray) -> RowSource:
     """Some rows in this process, with counts of their own."""
     return replace(source.subset(rows).here(), weight=counts)
 
 
-def check_roughness(unexplained: float, source: RowSource | SharedSource, run: FitRun) -> None:
+def check_roughness(unexplained: float, source: RowSource, run: FitRun) -> None:
     """Warn if the exact process of some rows predicts no worse than the network of all.
 
     `unexplained` is the share of held-out rows' variance that the network does not explain.

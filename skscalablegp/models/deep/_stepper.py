@@ -21,7 +21,7 @@ from ._exact_pass import ExactPass, NoiseSearch, Settled
 from ._features import DeepFeatures
 from ._objective import row_scale
 from ._plan import DeepPlan
-from ._rows import DeepRows, Source, drawn_rows
+from ._rows import DeepRows, drawn_rows
 
 # Smallest factor of the weights' steps. It falls with the learning rate, so that noise averages
 # out, but not to 0.
@@ -71,21 +71,21 @@ class TrainingRows:
 
     Attributes
     ----------
-    source : RowSource or SharedSource
+    source : RowSource
         Rows that batches are drawn from.
-    scored : RowSource or SharedSource
+    scored : RowSource
         Rows of the exact passes.
     n : int or float
         Number of rows of the whole table, of which `scored` may be a random part.
-    held_out : RowSource, SharedSource or None
+    held_out : RowSource or None
         Rows whose mean negative log density is the score. Without them the score is the negative
         log marginal likelihood per row and target.
     """
 
-    source: Source
-    scored: Source
+    source: RowSource
+    scored: RowSource
     n: int | float
-    held_out: Source | None = None
+    held_out: RowSource | None = None
 
 
 class WeightSpaceStepper(Stepper):
@@ -303,7 +303,7 @@ class WeightSpaceStepper(Stepper):
         variance = (of_squares / n - (of_Y / n).square()).mean()
         return error / (n * len(of_Y)) / float(variance)
 
-    def finish(self, rows: Source, n: int | float) -> Settled:
+    def finish(self, rows: RowSource, n: int | float) -> Settled:
         """An exact pass over other rows, all in float64; it does not change the training.
 
         The noise is the one that maximises the likelihood of held-out rows, if there are any.

@@ -20,7 +20,6 @@ from ...core import (
     MOST_STEPS,
     Choice,
     FitRun,
-    SharedSource,
     StageSettings,
     affordable_size,
     asked_once,
@@ -104,7 +103,7 @@ class SparseMixin:
 
     def _prepare(
         self,
-        source: RowSource | SharedSource,
+        source: RowSource,
         likelihood: Likelihood,
         n_outputs: int,
         run: FitRun,

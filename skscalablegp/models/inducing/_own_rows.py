@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...core import SharedSource
+from ...core import ShardedSource
 from ...linalg.parallel import RankWorkers
 from ._bound import RowStatistics, WhitenedBelief, Whitening, variational_bound
 from ._collapsed import Blocks
@@ -39,7 +39,7 @@ class Values(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class SharedRows(SparseRows):
+class ShardedRows(SparseRows):
     """Rows of which each rank has some.
 
     Attributes
@@ -48,16 +48,16 @@ class SharedRows(SparseRows):
         The `SparseRows` of each rank.
     """
 
-    source: SharedSource
+    source: ShardedSource
     work: RankWorkers
 
     @classmethod
-    def shared_of(cls, source: SharedSource) -> SharedRows:
+    def shared_of(cls, source: ShardedSource) -> ShardedRows:
         """The rows of a source; equal ones are not merged."""
         return cls(source=source, work=source.held(SparseRows))
 
     def stepper(self, model: SparseModel, *begin: Any) -> SparseStepper:
-        return SharedStepper(model, self, *begin)
+        return ShardedStepper(model, self, *begin)
 
     def noise_range(self) -> tuple[float, float]:
         low, high = zip(*self.work.call(SparseRows.noise_range), strict=True)
@@ -66,19 +66,16 @@ class SharedRows(SparseRows):
     def check_separable(self, white: Tensor) -> None:
         """Equal rows may be at several ranks, where they are not searched."""
 
-    def far(self) -> np.ndarray:
-        return self.source.far()
-
     def total(
         self, work: Callable[..., tuple[Tensor, ...]], *args: Any, tensors: Sequence[Tensor] = ()
     ) -> tuple[Tensor, ...]:
         return self.work.sum(_of_part, work, *args, tensors=tensors)
 
 
-class SharedStepper(SparseStepper):
+class ShardedStepper(SparseStepper):
     """Each rank evaluates the rows that it has of a batch, and rank 0 adds up and steps."""
 
-    rows: SharedRows
+    rows: ShardedRows
 
     def _batch_sums(self, batch: Tensor, weights: Tensor, eval_gradient: bool) -> RowStatistics:
         given, values = (self.model, float(weights[0]), eval_gradient), Values.of(self)

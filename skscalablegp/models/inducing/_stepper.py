@@ -16,7 +16,6 @@ from ...core import Machine, Run, StartRows
 from ...core.data import (
     RowSource,
     Scaling,
-    far_rows,
     random_rows,
     rows_before_merging,
 )
@@ -179,7 +178,7 @@ class SparseRows:
 
     def far(self) -> np.ndarray:
         """Numbers of the rows with an entry far from those of other rows."""
-        return far_rows(self.source.X)
+        return self.source.far()
 
     def batches(self, size: int, generator: Generator) -> Iterator[tuple[Tensor, Tensor]]:
         """Numbers of rows, and for how many rows of the table each stands, without end."""

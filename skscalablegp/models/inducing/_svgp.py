@@ -21,7 +21,7 @@ from ...core.posteriors import Posterior, observed
 from ...ranks import Ranks
 from ._base import SparseMixin
 from ._collapsed import check_noise as check_positive
-from ._own_rows import SharedRows
+from ._own_rows import ShardedRows
 
 
 class SVGPRegressor(SparseMixin, MinibatchGPRegressorBase):
@@ -343,7 +343,7 @@ class SVGPRegressor(SparseMixin, MinibatchGPRegressorBase):
         likelihood = self._resolved_likelihood(t)
         scaling = own.scaling(run, likelihood, self._shares_scale(own.known))
         source = own.source(scaling, likelihood, run.machine.device)
-        training = self._prepare(source, likelihood, t, run, rows_of=SharedRows.shared_of)
+        training = self._prepare(source, likelihood, t, run, rows_of=ShardedRows.shared_of)
         run.begin(source.X, source.Y, n_rows=len(source))
         self._train(training, run)
 

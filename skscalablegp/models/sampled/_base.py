@@ -11,7 +11,7 @@ import torch
 
 from ..._end import End
 from ..._validation import check_points
-from ...core import FitRun, OwnRows, SharedSource
+from ...core import FitRun, OwnRows, ShardedSource
 from ...core.data import RowSource, Scaling, column_moments, weighted_moments
 from ...core.likelihoods import Likelihood
 from ...core.posteriors import Posterior
@@ -92,7 +92,7 @@ class QSGPMixin:
     def _train(
         self,
         run: FitRun,
-        source: RowSource | SharedSource,
+        source: RowSource,
         likelihood: Likelihood,
         past: Any = None,
         n_seen: float = 0,
@@ -103,7 +103,7 @@ class QSGPMixin:
         Parameters
         ----------
         run : FitRun
-        source : RowSource or SharedSource
+        source : RowSource
             The rows, in units of the model.
         likelihood : Likelihood
         past : ExactModel, SampledModel or None
@@ -166,7 +166,7 @@ class QSGPMixin:
 
     def _own_source(
         self, own: OwnRows, likelihood: Likelihood, targets: tuple[Any, Any], run: FitRun
-    ) -> SharedSource:
+    ) -> ShardedSource:
         """The rows of all ranks, with means and scales of their targets."""
         moments, kernel = own.moments("X", True).scales(), self._own_kernel(own.X)
         inputs = input_units(moments, self.standardize, kernel)
@@ -176,7 +176,7 @@ class QSGPMixin:
         self,
         chosen: SampledPlan,
         likelihood: Likelihood,
-        source: RowSource | SharedSource,
+        source: RowSource,
         run: FitRun,
     ) -> _Origin:
         """The exact start, whose model is the exact process on its rows."""
@@ -215,9 +215,7 @@ class QSGPMixin:
         targets = weighted_moments(table.Y, table.counts, table.normalize_y, shared, robust)
         return Scaling(*input_moments(table.X, self.standardize, kernel), *targets)
 
-    def _points(
-        self, source: RowSource | SharedSource, random_state: np.random.RandomState
-    ) -> np.ndarray | None:
+    def _points(self, source: RowSource, random_state: np.random.RandomState) -> np.ndarray | None:
         """Points of a kernel basis in the model's units; None if the settings name none."""
         if not isinstance(self.basis, str):
             points = check_points("basis", self.basis, source.X.shape[1])
@@ -275,9 +273,7 @@ class QSGPMixin:
         return self._state.posterior(self.n_features_in_, self._fit_device())
 
 
-def _typical_noise(
-    kernel: Any, likelihood: Likelihood, source: RowSource | SharedSource
-) -> NoiseAtRows:
+def _typical_noise(kernel: Any, likelihood: Likelihood, source: RowSource) -> NoiseAtRows:
     """The likelihood with the kernel's noise, and its curvature at the first rows."""
     rows = slice(0, _CURVATURE_ROWS)
     some, compiled = source.take(rows), compile_kernel(kernel, source.X.shape[1])

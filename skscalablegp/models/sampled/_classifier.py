@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from ..._compat import fit_context
-from ...core import FitRun, GPClassifierBase, OwnRows, SharedSource, own_rows
+from ...core import FitRun, GPClassifierBase, OwnRows, own_rows
 from ...core.data import RowSource
 from ...core.likelihoods import (
     Bernoulli,
@@ -372,7 +372,7 @@ class QSGPClassifier(QSGPMixin, GPClassifierBase):
                 self.probability_power_ = best_power(self._power_losses, least=least)
 
     @torch.no_grad()
-    def _losses_of_powers(self, source: RowSource | SharedSource, trained: bool) -> np.ndarray:
+    def _losses_of_powers(self, source: RowSource, trained: bool) -> np.ndarray:
         """Leave-one-out log losses with the powers of the probabilities that are compared.
 
         `trained` says whether these rows have trained the hyperparameters.

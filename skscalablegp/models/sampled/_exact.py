@@ -12,7 +12,6 @@ from jaxtyping import Float64
 from torch import Tensor
 
 from ..._end import End
-from ...core import SharedSource
 from ...core.data import RowSource
 from ...core.likelihoods import Likelihood
 from ...core.posteriors import FeatureWeights, Posterior, shifted
@@ -322,7 +321,7 @@ def full_batch(
     functions: Functions,
     m: int,
     noise: NoiseAtRows,
-    source: RowSource | SharedSource,
+    source: RowSource,
     past: ExactModel | None = None,
 ) -> FullBatch:
     """m functions at all rows, and the prior of their weights or a past model in its place."""

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ..._end import End
-from ...core import FitRun, SharedSource
+from ...core import FitRun
 from ...core.data import RowSource, whole_groups, with_equal_inputs
 from ...core.training import StepsResult, train_steps
 from ...kernels import TorchKernel
@@ -57,7 +57,7 @@ class Fit:
 
     Attributes
     ----------
-    source : RowSource or SharedSource
+    source : RowSource
         Rows in the model's units; they are converted to the precision of training.
     run : FitRun
     steps : StepPlan or None
@@ -68,7 +68,7 @@ class Fit:
         Number of other rows that this model has seen.
     """
 
-    source: RowSource | SharedSource
+    source: RowSource
     run: FitRun
     steps: StepPlan | None = None
     past: Any = None

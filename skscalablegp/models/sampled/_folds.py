@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ...core import FitRun, SharedSource
+from ...core import FitRun
 from ...core.data import RowSource, whole_groups, with_equal_inputs
 from ...core.likelihoods import Gaussian
 from ._exact import exact_process
@@ -46,7 +46,7 @@ class Comparison(NamedTuple):
 
 
 def compared(
-    dictionary: Dictionary, source: RowSource | SharedSource, run: FitRun, max_iter: int
+    dictionary: Dictionary, source: RowSource, run: FitRun, max_iter: int
 ) -> Comparison | None:
     """Train without some rows, several times, and predict them; None for too few rows.
 
@@ -86,7 +86,7 @@ def compared(
 
 
 def _trained(
-    functions: Dictionary, source: RowSource | SharedSource, run: FitRun, max_iter: int
+    functions: Dictionary, source: RowSource, run: FitRun, max_iter: int
 ) -> RelevanceStepper:
     """The updates of one fold, until one gains little; checks the time after each."""
     stepper, score = RelevanceStepper(functions, source, run.budget), np.inf

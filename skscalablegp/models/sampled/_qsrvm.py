@@ -18,7 +18,6 @@ from ...core import (
     FitRun,
     MinibatchGPRegressorBase,
     OwnRows,
-    SharedSource,
     is_auto,
     merged_with_targets,
     own_rows,
@@ -328,7 +327,7 @@ class QSRVMRegressor(MinibatchGPRegressorBase):
 
     def _read_source(
         self, X: Any, y: Any, sample_weight: Any, run: FitRun
-    ) -> tuple[RowSource | SharedSource, np.ndarray]:
+    ) -> tuple[RowSource, np.ndarray]:
         """The rows of the model, and their numbers in the given table."""
         ranks = own_rows()
         if ranks is not None:
@@ -342,9 +341,7 @@ class QSRVMRegressor(MinibatchGPRegressorBase):
         source = RowSource.of(X, Y, scaling, torch.float64, run.device, weight=counts)
         return source, given
 
-    def _read_own_source(
-        self, own: OwnRows, run: FitRun
-    ) -> tuple[RowSource | SharedSource, np.ndarray]:
+    def _read_own_source(self, own: OwnRows, run: FitRun) -> tuple[RowSource, np.ndarray]:
         """The same for rows of which each rank has its own."""
         units = own.scaling(run, Gaussian(), shared=False)
         moments = units.x_mean, units.x_scale
@@ -354,7 +351,7 @@ class QSRVMRegressor(MinibatchGPRegressorBase):
         return source.here() if len(own) <= MOMENT_ROWS else source, np.arange(len(own))
 
     def _dictionary(
-        self, given: np.ndarray, source: RowSource | SharedSource, kernel: Any, rows: np.ndarray
+        self, given: np.ndarray, source: RowSource, kernel: Any, rows: np.ndarray
     ) -> Dictionary:
         """Functions at some rows of a table, which are those of these numbers in the given one."""
         compiled = compile_kernel(kernel, source.X.shape[1])
@@ -363,7 +360,7 @@ class QSRVMRegressor(MinibatchGPRegressorBase):
     def _started(
         self,
         plan: RelevancePlan,
-        source: RowSource | SharedSource,
+        source: RowSource,
         run: FitRun,
         dictionary_of: Callable[[Any, np.ndarray], Dictionary],
     ) -> tuple[Start, Dictionary]:
@@ -381,7 +378,7 @@ class QSRVMRegressor(MinibatchGPRegressorBase):
         return start, dictionary_of(start.kernel, chosen)
 
     def _updated(
-        self, dictionary: Dictionary, source: RowSource | SharedSource, run: FitRun
+        self, dictionary: Dictionary, source: RowSource, run: FitRun
     ) -> tuple[RelevanceStepper, StepsResult]:
         """Full-batch updates of all precisions."""
         stepper = run.finish("moments", lambda: RelevanceStepper(dictionary, source, run.budget))
@@ -398,9 +395,7 @@ class QSRVMRegressor(MinibatchGPRegressorBase):
         )
         return stepper, result
 
-    def _keeps_all(
-        self, comparison: Comparison, source: RowSource | SharedSource, run: FitRun
-    ) -> bool:
+    def _keeps_all(self, comparison: Comparison, source: RowSource, run: FitRun) -> bool:
         """Whether to keep all functions, because the exact process may predict better.
 
         Only small tables keep them; others get a warning if the difference is large.

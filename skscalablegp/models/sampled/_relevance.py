@@ -11,7 +11,7 @@ from jaxtyping import Float64, Int64
 from torch import Tensor
 
 from ..._end import End
-from ...core import SharedSource
+from ...core import ShardedSource
 from ...core.data import RowSource
 from ...core.posteriors import FeatureWeights
 from ...core.training import Budget, Stepper
@@ -40,7 +40,7 @@ class Dictionary:
     Attributes
     ----------
     kernel : TorchKernel
-    source : RowSource or SharedSource
+    source : RowSource
         The table.
     rows : ndarray of shape (m,)
         The numbers of these rows.
@@ -61,7 +61,7 @@ class Dictionary:
     """
 
     kernel: TorchKernel
-    source: RowSource | SharedSource
+    source: RowSource
     rows: np.ndarray
     points: Float64[Tensor, "m d"]
     amplitude: Float64[Tensor, " m"]
@@ -75,7 +75,7 @@ class Dictionary:
     def of(
         cls,
         kernel: TorchKernel,
-        source: RowSource | SharedSource,
+        source: RowSource,
         rows: np.ndarray,
         max_precision: float,
         given: np.ndarray | None = None,
@@ -125,7 +125,7 @@ class Dictionary:
         keep = np.sort(np.argsort(self.precision, kind="stable")[:most])
         return self._kept(keep, self.precision)
 
-    def without(self, rows: np.ndarray, rest: RowSource | SharedSource) -> Dictionary:
+    def without(self, rows: np.ndarray, rest: RowSource) -> Dictionary:
         """The functions at all but some rows, in the unit of the `rest` of the table."""
         kept = self._kept(np.flatnonzero(~np.isin(self.rows, rows)), self.precision)
         unit = _mean_square(rest)
@@ -133,14 +133,14 @@ class Dictionary:
         precision, largest = kept.precision / growth, self.largest / growth
         return replace(kept, precision=precision, unit=unit, largest=largest)
 
-    def moments(self, source: RowSource | SharedSource, budget: Budget) -> Moments:
+    def moments(self, source: RowSource, budget: Budget) -> Moments:
         """The moments of the functions at the rows of a table; O(n m^2).
 
         When the time is up or an interrupt comes, the rows end with the current block.
         """
         # So few rows have square roots of their own.
         source = source.here() if len(source) <= MOMENT_ROWS else source
-        if isinstance(source, SharedSource):
+        if isinstance(source, ShardedSource):
             given = [self.points, self.amplitude]
             *sums, numbers = source.held(_same).sum(_moments_of, self.kernel, tensors=given)
             return Moments.of_sums(*sums, *numbers.tolist(), self.unit)
@@ -166,7 +166,7 @@ def _same(source: RowSource) -> RowSource:
     return source
 
 
-def _mean_square(source: RowSource | SharedSource) -> float:
+def _mean_square(source: RowSource) -> float:
     """The mean square of the targets, or 1 where all are zero."""
     total, count = source.held(_same).sum(_squares_of)[0].tolist()
     return total / count or 1.0
@@ -298,7 +298,7 @@ class RelevanceStepper(Stepper):
     ----------
     dictionary : Dictionary
         The functions, with their initial precisions and noise.
-    source : RowSource or SharedSource
+    source : RowSource
         The rows of the fit.
     budget : Budget
         Its time budget limits the rows.
@@ -312,7 +312,7 @@ class RelevanceStepper(Stepper):
     def __init__(
         self,
         dictionary: Dictionary,
-        source: RowSource | SharedSource,
+        source: RowSource,
         budget: Budget,
         singly: int = 512,
     ):

@@ -24,7 +24,6 @@ from ..._end import End
 from ...core import (
     SMALL_TABLE,
     FitRun,
-    SharedSource,
     StageSettings,
     StartRows,
     below_the_noise_bound,
@@ -60,9 +59,7 @@ _HALVINGS = 30
 _STEPS = 100
 
 
-def rows_of(
-    source: RowSource | SharedSource, index: np.ndarray, weight: np.ndarray | None = None
-) -> Rows:
+def rows_of(source: RowSource, index: np.ndarray, weight: np.ndarray | None = None) -> Rows:
     """Some rows of a table in double precision, with weights of their own or given ones."""
     part = source.converted(torch.float64, torch.device("cpu"))
     rows = part.take(index)
@@ -79,7 +76,7 @@ def regression(rows: Rows, kernel: TorchKernel, likelihood: Likelihood) -> GPPro
 
 
 def random_part(
-    source: RowSource | SharedSource, of: np.ndarray, size: int, random_state: np.random.RandomState
+    source: RowSource, of: np.ndarray, size: int, random_state: np.random.RandomState
 ) -> tuple[np.ndarray, Rows]:
     """Random ones of the rows `of`, as they were before equal rows were merged; their numbers."""
     index, counts = _random(source, of, size, random_state)
@@ -87,7 +84,7 @@ def random_part(
 
 
 def _random(
-    source: RowSource | SharedSource, of: np.ndarray, size: int, random_state: np.random.RandomState
+    source: RowSource, of: np.ndarray, size: int, random_state: np.random.RandomState
 ) -> tuple[np.ndarray, np.ndarray]:
     """The numbers of these rows, and how many of the drawn rows each stands for."""
 
@@ -124,7 +121,7 @@ class Start:
 def exact_start_of(
     plan: StartPlan,
     likelihood: Likelihood,
-    source: RowSource | SharedSource,
+    source: RowSource,
     run: FitRun,
     preview: Callable[[Any, Start], None],
 ) -> Start:
@@ -135,7 +132,7 @@ def exact_start_of(
     plan : StartPlan
     likelihood : Likelihood
         If its noise is not additive, the signal variance is chosen afterwards.
-    source : RowSource or SharedSource
+    source : RowSource
     run : FitRun
     preview : callable
         Sets the model of a start in a copy of the estimator.
@@ -147,9 +144,7 @@ def exact_start_of(
     return start
 
 
-def _first_rows(
-    plan: StartPlan, likelihood: Likelihood, source: RowSource | SharedSource, run: FitRun
-) -> Start:
+def _first_rows(plan: StartPlan, likelihood: Likelihood, source: RowSource, run: FitRun) -> Start:
     """Some rows, and the kernel before training."""
     n = len(source)
     index, counts = _random(source, np.arange(n), plan.rows, run.random_state)

@@ -11,7 +11,6 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ...core import SharedSource
 from ...core.data import RowSource
 from ...core.likelihoods import LikelihoodTerms
 from ...core.training import Stepper
@@ -37,7 +36,7 @@ class Sampler:
 
     Attributes
     ----------
-    source : RowSource or SharedSource
+    source : RowSource
     basis : SampledBasis
     n_rows, n_blocks : int
         Numbers of rows in a step, and of blocks of basis functions in each of its draws.
@@ -53,7 +52,7 @@ class Sampler:
         As `n_total`, with the counts of rows that stand for several.
     """
 
-    source: RowSource | SharedSource
+    source: RowSource
     basis: SampledBasis
     n_rows: int
     n_blocks: int

@@ -69,7 +69,7 @@ class AbsentTensor(Tensor):
 
 
 @dataclass(frozen=True)
-class SharedTable(Table):
+class ShardedTable(Table):
     """A table of which each rank has rows of its own, those of rank 0 first.
 
     `X`, `y` and `noise` have shapes only. `each` asks the ranks for sums over their rows, and
@@ -86,7 +86,7 @@ class SharedTable(Table):
     parts: RankWorkers = field(kw_only=True)
 
     @classmethod
-    def of(cls, parts: RankWorkers) -> SharedTable:
+    def of(cls, parts: RankWorkers) -> ShardedTable:
         """The table of these parts, which have the same scale of the target."""
         one, n = parts.own, sum(parts.sizes)
         X, y = (AbsentArray.of(n, *a.shape[1:]) for a in (one.X, one.y))
@@ -110,7 +110,7 @@ class SharedTable(Table):
         arrays = self.parts.gather(_rows_of, chosen)
         return replace(self.parts.own, **dict(zip(_OF_ROWS, arrays, strict=True)))
 
-    def limited(self, low: np.ndarray, high: np.ndarray) -> SharedTable:
+    def limited(self, low: np.ndarray, high: np.ndarray) -> ShardedTable:
         return self.of(self.parts.put(Table.limited, low, high))
 
     def far_rows(self) -> np.ndarray:
@@ -118,20 +118,20 @@ class SharedTable(Table):
         found = self.each(rows_beyond_limits, self.limits())
         return np.concatenate([rows + start for rows, start in zip(found, first, strict=True)])
 
-    def centred(self, kernel: TorchKernel) -> SharedTable:
+    def centred(self, kernel: TorchKernel) -> ShardedTable:
         origin = kernel.origin(self.robust_moments()[0])
         return self.of(self.parts.put(_with_origin, origin))
 
     def problem(
         self, kernel: TorchKernel, dtype: torch.dtype, device: torch.device, keep: bool
-    ) -> SharedProblem:
+    ) -> ShardedProblem:
         parts = self.parts.put(Table.problem, kernel, dtype, device, keep)
         n, t = len(self.X), self.y_mean.size
         X, Y = (
             AbsentTensor.of(n, columns, dtype=dtype, device=device)
             for columns in (self.X.shape[1], t)
         )
-        return SharedProblem(kernel, Rows.of(X, Y), keep=keep, parts=parts, table=self)
+        return ShardedProblem(kernel, Rows.of(X, Y), keep=keep, parts=parts, table=self)
 
     def check_separable(self, kernel: TorchKernel) -> None:
         """As in the base class, for equal rows of the same rank."""
@@ -139,19 +139,19 @@ class SharedTable(Table):
 
 
 @dataclass(frozen=True)
-class SharedProblem(GPProblem):
+class ShardedProblem(GPProblem):
     """A regression of which each rank has rows of its own.
 
     Attributes
     ----------
     parts : RankWorkers
         The problem of each rank.
-    table : SharedTable
+    table : ShardedTable
         The same rows, from which `subset` fetches some.
     """
 
     parts: RankWorkers = field(kw_only=True)
-    table: SharedTable = field(kw_only=True)
+    table: ShardedTable = field(kw_only=True)
 
     def total(
         self, work: Callable[..., tuple[Tensor, ...]], *args: Any, tensors: Sequence[Tensor] = ()
