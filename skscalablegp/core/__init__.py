@@ -37,8 +37,6 @@ from ._minibatch import (
 )
 from ._model import GPModel, check_categories
 from ._noise_floor import below_the_noise_bound
-from ._own_rows import own_rows
-from ._own_source import OwnRows, ShardedSource
 from ._parameters import PARAMETERS
 from ._plan import (
     Choice,
@@ -56,6 +54,7 @@ from ._regressor import GPRegressorBase, TableRegressorBase
 from ._report import FitReport
 from ._run import FitRun, reporting_only
 from ._selection import INDUCING_METHODS, candidates, select_inducing
+from ._shards import OwnRows, ShardedSource, own_rows
 from ._signal import asked_once
 from ._stages import (
     best_of,

@@ -82,7 +82,10 @@ class MinibatchGPRegressorBase(GPPredictionBase):
 
     def _read_own_rows(self, X: Any, y: Any) -> tuple[np.ndarray, np.ndarray]:
         """As `_read_rows`, for the rows of one rank."""
-        return self._read_rows(X, y)
+        X, y = self._read_rows(X, y)
+        check_noise(getattr(self, "alpha", 0.0), len(X))
+        self._own_kernel(X)  # Categories that are not whole numbers are refused.
+        return X, y
 
     def _read_merged(
         self, X: np.ndarray, Y: np.ndarray, noise_variance: Any, sample_weight: Any
@@ -164,6 +167,7 @@ class GPClassifierBase(ClassifierMixin, GPModel):
         """Validated X and labels of one rank, which may have rows of a single class."""
         X, y = validated(self, X, y, dtype=_KEPT)
         check_classification_targets(y)
+        self._own_kernel(X)  # Categories that are not whole numbers are refused.
         return X, y
 
     def _read_weighted(

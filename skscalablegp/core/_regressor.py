@@ -28,9 +28,9 @@ from ._exact import fit_exactly
 from ._exact_process import ExactProcess
 from ._fitted import LeftOut
 from ._model import check_categories
-from ._own_rows import own_rows, read_own_rows
 from ._prediction import GPPredictionBase, squeeze
 from ._run import FitRun
+from ._shards import OwnRows, own_rows
 from .data import Merged, Table, have_merged, known_noise, merged, n_columns
 from .posteriors import Affine
 
@@ -140,16 +140,14 @@ class TableRegressorBase(GPPredictionBase):
         """
         ranks = own_rows()
         if ranks is not None:
-            return read_own_rows(self, run, ranks)
+            return OwnRows.read(ranks).table(self, run)
         copy = self.copy_X_train if copy is None else copy
-        accepted = self._accepted_rows(self.kernel)
-        X, y = validated(self, X, y, multi_output=True, y_numeric=True, **accepted)
-        check_n_targets(self.n_targets, y)
+        X, y = self._read_own_rows(X, y)
         self._noise_given = noise_variance is not None
         known = check_noise_variance(noise_variance, len(X), y[:1].size)
         own = self._own_noise(len(X), np.ones(1))
         weights = check_sample_weight(sample_weight, len(X))
-        found = self._merged(X, y.astype(np.float64), known, weights)
+        found = self._merged(X, y, known, weights)
         rows = X[found.rows]
         own, known = own[found.rows], None if known is None else known[found.rows]
         return Table.read(
@@ -160,6 +158,13 @@ class TableRegressorBase(GPPredictionBase):
             run.normalizes(found.y),
             shared=self._shares_scale(noise_variance),
         )
+
+    def _read_own_rows(self, X: Any, y: Any) -> tuple[np.ndarray, np.ndarray]:
+        """Validated rows and targets in double precision."""
+        accepted = self._accepted_rows(self.kernel)
+        X, y = validated(self, X, y, multi_output=True, y_numeric=True, **accepted)
+        check_n_targets(self.n_targets, y)
+        return X, y.astype(np.float64)
 
     def _merged(
         self,

@@ -1,7 +1,8 @@
-"""Rows for training by batches of which each rank passes rows of its own to a fit."""
+"""Rows of a fit of which each rank passes its own: what is read, and what it becomes."""
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property, reduce
@@ -14,17 +15,17 @@ from jaxtyping import Float
 from torch import Tensor
 
 from .._calls import Call
-from .._validation import check_noise
+from .._validation import check_noise, check_noise_variance
 from ..linalg.gradients import Rows
 from ..linalg.parallel import RankWorkers
-from ..ranks import Ranks
-from ._minibatch import GPClassifierBase
-from ._own_rows import RawRows, raw_rows, read_parts
+from ..ranks import Ranks, leading
 from .data import (
     MOVED,
     Moments,
     RowSource,
     Scaling,
+    ShardedTable,
+    Table,
     column_limits,
     limit_rows,
     ranges_within,
@@ -32,6 +33,55 @@ from .data import (
     target_scales,
 )
 from .likelihoods import Likelihood
+
+
+def own_rows() -> Ranks | None:
+    """The ranks of the fit under way if each has rows of its own; otherwise None."""
+    ranks = leading()
+    return None if ranks is None or ranks.rows != "own" else ranks
+
+
+def check_own_rows(model: Any) -> None:
+    """Refuse a fit to rows of several ranks, unless the estimator needs them through sums only.
+
+    Raises
+    ------
+    ValueError
+        With the remedy.
+    """
+    ranks = own_rows()
+    if ranks is None:
+        return
+    name, remedy = type(model).__name__, 'use distribute(rows="replicated")'
+    if not model._sums_rows:
+        raise ValueError(f"{name} needs all rows in one process: {remedy}.")
+    if ranks.arguments is not None and ranks.arguments.method.__name__ != "fit":
+        raise ValueError(f"partial_fit needs all rows in one process: {remedy}.")
+    if model.get_params(deep=False).get("checkpoint") is not None:
+        raise ValueError(f"checkpoint needs all rows in one process: leave it out, or {remedy}.")
+
+
+@dataclass(frozen=True, eq=False)
+class RawRows:
+    """The validated arguments of one rank."""
+
+    model: Any
+    X: np.ndarray
+    y: np.ndarray
+    noise_variance: np.ndarray | None
+
+    def __len__(self) -> int:
+        return len(self.X)
+
+    @property
+    def Y(self) -> np.ndarray:
+        """The targets as (n, t)."""
+        return self.y.reshape(len(self), _targets_of(self.y))
+
+    def some(self, rows: np.ndarray) -> RawRows:
+        """Some of them, by number."""
+        known = None if self.noise_variance is None else self.noise_variance[rows]
+        return RawRows(self.model, self.X[rows], self.y[rows], known)
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,13 +92,9 @@ class OwnRows:
     ----------
     raw : RankWorkers
         The arguments of each rank. Equal rows are not merged.
-    X, Y : ndarray of shape (s, d) and (s, t)
-        The rows that stand for all in checks and limits: all, or evenly spaced ones.
     """
 
     raw: RankWorkers
-    X: np.ndarray
-    Y: np.ndarray
 
     @classmethod
     def read(cls, ranks: Ranks, columns: Callable[[Any, np.ndarray], np.ndarray] | None = None):
@@ -64,20 +110,41 @@ class OwnRows:
         Raises
         ------
         ValueError
-            At all ranks, for arguments that one of them refuses, with its number, and for weights.
+            At all ranks, for arguments that one of them refuses or that are of another kind, with
+            its number, and for weights.
         """
-        raw = read_parts(ranks, _read)
+        raw = RankWorkers.read(ranks, _read)
+        for rank, kind in enumerate(raw.call(_kind)):
+            if kind != (first := _kind(raw.own)):
+                raise ValueError(
+                    f"The rows of rank {rank} have {kind}, and those of rank 0 {first}."
+                )
+        if not any(raw.sizes):
+            raise ValueError("No rank has rows: pass each rank its part of the table.")
         if columns is not None:
             model = raw.own.model
             some = [found for found in raw.call(_classes) if len(found)]
             classes = np.unique(np.concatenate(some))
             model._numbered(classes)
             raw = raw.put(_numbered, classes, columns)
-        n = sum(raw.sizes)
-        return cls(raw, *raw.gather(_rows, np.arange(n)[limit_rows(n)]))
+        return cls(raw)
 
     def __len__(self) -> int:
         return sum(self.raw.sizes)
+
+    @cached_property
+    def X(self) -> np.ndarray:
+        """Rows (s, d) that stand for all in checks and limits: all, or evenly spaced ones."""
+        return self._sample("X")
+
+    @cached_property
+    def Y(self) -> np.ndarray:
+        """Their targets (s, t)."""
+        return self._sample("Y")
+
+    def _sample(self, name: str) -> np.ndarray:
+        (found,) = self.raw.gather(_part, np.arange(len(self))[limit_rows(len(self))], name)
+        return found
 
     @property
     def known(self) -> np.ndarray | None:
@@ -95,6 +162,13 @@ class OwnRows:
         of_targets = self.moments("Y", likelihood.heavy_tails) if normalize else None
         units = target_scales(of_targets, self.Y.shape[1], shared)
         return Scaling(*self.moments("X", True).scales(), *units)
+
+    def table(self, model: Any, run: Any) -> ShardedTable:
+        """The rows as a table in a model's units; the model gets `_noise_given`."""
+        model._noise_given = self.known is not None
+        moments = self.moments("Y", False) if run.normalizes(self.Y) else None
+        scales = target_scales(moments, self.Y.shape[1], model._shares_scale(self.known))
+        return ShardedTable.of(self.raw.put(_table, *scales))
 
     def source(
         self,
@@ -209,15 +283,42 @@ class ShardedSource(RowSource):
 
 
 def _read(call: Call) -> RawRows:
-    return raw_rows(call, _validated)
+    """The validated rows of one rank; there may be none."""
+    given = inspect.signature(call.method).bind(call.estimator, *call.args, **call.kwargs).arguments
+    if given.get("sample_weight") is not None:
+        raise ValueError("sample_weight needs all rows in one process: use rows='replicated'.")
+    model, X, y, known = call.estimator, given["X"], given["y"], given.get("noise_variance")
+    n = getattr(X, "shape", [len(X)])[0]
+    if n:
+        X, y = model._read_own_rows(X, y)
+        return RawRows(model, X, y, check_noise_variance(known, n, _targets_of(y)))
+    # A row of zeros stands for the columns.
+    zeros = np.zeros((1, *np.shape(X)[1:]))
+    if hasattr(X, "columns"):
+        zeros = type(X)(zeros, columns=X.columns)
+    X, y = model._read_own_rows(zeros, np.zeros((1, *np.shape(y)[1:])))
+    return RawRows(model, X[:0], y[:0], None if known is None else np.zeros((0, _targets_of(y))))
 
 
-def _validated(model: Any, X: Any, y: Any) -> tuple[np.ndarray, np.ndarray]:
-    X, Y = model._read_own_rows(X, y)
-    check_noise(getattr(model, "alpha", 0.0), len(X))
-    # Categories that are not whole numbers are refused.
-    model._own_kernel(X)
-    return X, Y
+def _targets_of(y: np.ndarray) -> int:
+    """The number of targets of a row."""
+    return int(np.prod(y.shape[1:]))
+
+
+def _kind(raw: RawRows) -> str:
+    known = "no noise_variance" if raw.noise_variance is None else "a noise_variance"
+    return f"{raw.X.shape[1]} columns, targets of shape (n, {_targets_of(raw.y)}) and {known}"
+
+
+def _part(raw: RawRows, rows: np.ndarray, name: str) -> tuple[np.ndarray]:
+    return (getattr(raw, name)[rows],)
+
+
+def _table(raw: RawRows, y_mean: np.ndarray, y_std: np.ndarray) -> Table:
+    def alpha(std: np.ndarray) -> np.ndarray:
+        return raw.model._own_noise(len(raw.X), np.ones(1)) / raw.model._own_unit(std)
+
+    return Table.scaled(raw.X, raw.y, y_mean, y_std, alpha, raw.noise_variance)
 
 
 def _classes(raw: RawRows) -> np.ndarray:
@@ -237,7 +338,7 @@ def _rows(raw: RawRows, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _moments(raw: RawRows, name: str, ends: tuple[np.ndarray, np.ndarray] | None) -> Moments:
-    return Moments.of(raw.X if name == "X" else raw.y, ends)
+    return Moments.of(getattr(raw, name), ends)
 
 
 def _labels(raw: RawRows) -> tuple[np.ndarray, np.ndarray]:
@@ -254,7 +355,7 @@ def _far(raw: RawRows, limits: tuple[np.ndarray, np.ndarray]) -> np.ndarray:
 
 def _noise(raw: RawRows, scaling: Scaling, likelihood: Likelihood) -> np.ndarray:
     model, n = raw.model, len(raw.X)
-    if isinstance(model, GPClassifierBase):
+    if not hasattr(model, "_known_noise"):  # a classifier
         return np.zeros(n)
     known = model._known_noise(raw.noise_variance, n, scaling, likelihood, reset=True)
     if not hasattr(model, "alpha"):
