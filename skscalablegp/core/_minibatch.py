@@ -20,6 +20,7 @@ from .._validation import (
     validated,
 )
 from ._edge import answers
+from ._given import Given, GivenRows, GivenShards, own_rows
 from ._model import GPModel
 from ._prediction import GPPredictionBase
 from .data import (
@@ -87,10 +88,19 @@ class MinibatchGPRegressorBase(GPPredictionBase):
         self._own_kernel(X)  # Categories that are not whole numbers are refused.
         return X, y
 
-    def _read_merged(
+    def _given(
+        self, X: Any, y: Any, noise_variance: Any, sample_weight: Any, reset: bool = True
+    ) -> Given:
+        """The validated arguments of this process, with equal rows merged, or of all ranks."""
+        ranks = own_rows()
+        if ranks is not None:
+            return GivenShards.read(ranks)
+        return self._merged(*self._read_rows(X, y, reset), noise_variance, sample_weight)
+
+    def _merged(
         self, X: np.ndarray, Y: np.ndarray, noise_variance: Any, sample_weight: Any
-    ) -> tuple[np.ndarray, np.ndarray, Any, np.ndarray, np.ndarray]:
-        """Validated rows, merged; their targets, noise_variance, alpha (n,) and weights."""
+    ) -> GivenRows:
+        """Validated rows, with equal ones merged."""
         n = len(X)
         alpha = check_noise(getattr(self, "alpha", 0.0), n)
         known = check_noise_variance(noise_variance, n, Y.shape[1])
@@ -100,7 +110,7 @@ class MinibatchGPRegressorBase(GPPredictionBase):
         found = merged_with_targets(X, Y, noise, weights)
         rows = found.rows
         given = noise_variance if known is None else known[rows]
-        return X[rows], Y[rows], given, alpha[rows], found.counts
+        return GivenRows(self, X[rows], Y[rows], given, found.counts, alpha[rows], rows)
 
     def _known_noise(
         self, noise_variance: Any, n: int, scaling: Scaling, likelihood: Likelihood, reset: bool

@@ -27,10 +27,10 @@ from ._edge import answers
 from ._exact import fit_exactly
 from ._exact_process import ExactProcess
 from ._fitted import LeftOut
+from ._given import GivenShards, own_rows
 from ._model import check_categories
 from ._prediction import GPPredictionBase, squeeze
 from ._run import FitRun
-from ._shards import OwnRows, own_rows
 from .data import Merged, Table, have_merged, known_noise, merged, n_columns
 from .posteriors import Affine
 
@@ -140,7 +140,7 @@ class TableRegressorBase(GPPredictionBase):
         """
         ranks = own_rows()
         if ranks is not None:
-            return OwnRows.read(ranks).table(self, run)
+            return GivenShards.read(ranks).table(self, run)
         copy = self.copy_X_train if copy is None else copy
         X, y = self._read_own_rows(X, y)
         self._noise_given = noise_variance is not None

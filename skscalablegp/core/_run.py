@@ -46,11 +46,11 @@ from ._awkward import (
 )
 from ._checkpoint import Checkpoint, digest_of, parts_of
 from ._edge import ours, translated
+from ._given import check_own_rows
 from ._learned import nothing_learned, rows_without_correlation
 from ._log import FitLog
 from ._plan import Machine, Plan
 from ._record import FitRecord
-from ._shards import check_own_rows
 from .data import n_columns
 from .training import Budget, Monitor, StopTraining, TrainingStep, present
 

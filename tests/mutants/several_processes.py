@@ -33,7 +33,7 @@ MUTANTS = [
     ),
     (
         "some of a rank's rows lose their known noise",
-        "RawRows.some",
+        "GivenRows.some",
         "None if self.noise_variance is None else self.noise_variance[rows]",
         "None if self.noise_variance is None else 0 * self.noise_variance[rows]",
         f"{OWN} -k deep",
@@ -41,7 +41,7 @@ MUTANTS = [
     ),
     (
         "classes are those of rank 1 alone",
-        "OwnRows.read",
+        "GivenShards.read",
         "np.unique(np.concatenate(some))",
         "some[1]",
         "tests/ranks/test_own_batches.py -k classes_of_one_model",

@@ -340,9 +340,9 @@ MUTANTS = [
     ),
     (
         "inducing points forget the weights of rows that join",
-        "SVGPRegressor.partial_fit",
-        "RowSource.of(X, Y, scaling, *on, noise, counts)",
-        "RowSource.of(X, Y, scaling, *on, noise)",
+        "GivenRows.source",
+        "RowSource.of(self.X, self.Y, scaling, dtype, device, noise, self.weight)",
+        "RowSource.of(self.X, self.Y, scaling, dtype, device, noise)",
         f"{CONTRACT} -k that_join",
         True,
     ),
@@ -407,9 +407,9 @@ MUTANTS = [
     ),
     (
         "the units of a deep kernel forget the weights",
-        "DeepKernelRegressorBase._new_source",
-        "y_mean, y_scale = weighted_moments(Y, counts, normalize=True)",
-        "y_mean, y_scale = column_moments(Y)",
+        "GivenRows.target_moments",
+        "weight = np.broadcast_to(self.weight, len(self))",
+        "weight = np.ones(len(self))",
         f"{CONTRACT} -k posterior_of_a_deep",
     ),
     (

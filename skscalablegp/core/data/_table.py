@@ -307,10 +307,10 @@ def known_noise(noise_variance: Any, n: int, y_std: np.ndarray) -> np.ndarray:
     own = check_noise_variance(noise_variance, n, np.size(y_std))
     if own is None:
         return np.zeros(n)
-    own /= np.square(y_std)
-    if np.allclose(own, own[:, :1], rtol=1e-9, atol=0):
-        return own[:, 0]
-    if np.ndim(noise_variance) == 2:
+    scaled = own / np.square(y_std)
+    if np.allclose(scaled, scaled[:, :1], rtol=1e-9, atol=0):
+        return scaled[:, 0]
+    if np.ptp(own, axis=1).any():
         raise ValueError(
             "noise_variance differs between the targets, but the targets of one fit share their "
             "covariance matrix: fit one estimator for each target (MultiOutputRegressor)."

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Callable, Iterator
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,13 +18,12 @@ from ...core import (
     NOISE_SHARE,
     ExactProcess,
     FitRun,
+    Given,
+    GivenRows,
     Machine,
-    OwnRows,
-    ShardedSource,
     StageSettings,
     data_scaled_kernel,
     fit_exactly,
-    own_rows,
     to_numpy,
     to_torch,
 )
@@ -34,8 +32,6 @@ from ...core.data import (
     RowSource,
     Scaling,
     Table,
-    column_moments,
-    weighted_moments,
 )
 from ...core.likelihoods import Gaussian
 from ...core.posteriors import FeaturePosterior, FeatureWeights, Posterior, WeightFeatures
@@ -131,19 +127,10 @@ class DeepKernelRegressorBase(FurtherRows):
             When the work would not fit, before it starts.
         """
         with FitRun(self) as run:
-            ranks = own_rows()
-            if ranks is None:
-                X, Y = self._read_rows(X, y)
-                X, Y, noise_variance, _, counts = self._read_merged(
-                    X, Y, noise_variance, sample_weight
-                )
-                n, new = len(X), partial(self._new_source, X, Y, counts, noise_variance)
-            else:
-                own = OwnRows.read(ranks)
-                n, new = len(own), partial(self._own_source, own)
-            plan = make_plan(self, n, run.machine)
+            given = self._given(X, y, noise_variance, sample_weight)
+            plan = make_plan(self, len(given), run.machine)
             run.follow(plan)
-            source = new(plan.precision, run)
+            source = self._source(given, plan.precision, run)
             if plan.exact_instead:
                 source = source.here()
                 run.begin(source.X, source.Y, n_rows=source.n_rows)
@@ -211,16 +198,16 @@ class DeepKernelRegressorBase(FurtherRows):
             if seen and self._exact is not None:
                 X, Y, noise_variance = self._joined(X, Y, noise_variance)
                 seen = 0
+            given = GivenRows(self, X, Y, noise_variance)
             plan = make_plan(self, len(X), run.machine, stream=True)
             run.follow(plan)
             random_state, generator = self._seeds(seen, run)
             if not seen:
-                each = np.ones(len(X))
-                source = self._new_source(X, Y, each, noise_variance, plan.precision, run)
+                source = self._source(given, plan.precision, run)
                 features = self._new_features(source, plan, run, generator)
                 tensors = self._first_tensors(features, source, plan, run, generator)
             else:
-                source = self._source(X, Y, noise_variance, self._scaling, plan.precision, run)
+                source = self._source(given, plan.precision, run, self._scaling)
                 features, tensors = self._trained(plan.precision)
                 run.ignores(_OF_FEATURES, "the first chunk determined the features")
                 run.ignores("normalize_y", "the first chunk determined the units")
@@ -279,34 +266,22 @@ class DeepKernelRegressorBase(FurtherRows):
 
     # ------------------------------------------------------------------ parts of a fit
 
-    def _new_source(
-        self,
-        X: np.ndarray,
-        Y: np.ndarray,
-        counts: np.ndarray,
-        noise_variance: Any,
-        dtype: torch.dtype,
-        run: FitRun,
+    def _source(
+        self, given: Given, dtype: torch.dtype, run: FitRun, scaling: Scaling | None = None
     ) -> RowSource:
-        """Rows in units of their standard deviations; normalize_y=False keeps the mean of y."""
-        y_mean, y_scale = weighted_moments(Y, counts, normalize=True)
-        if not run.normalizes(Y, scaled=True):
-            y_mean = np.zeros(Y.shape[1])
-            y_scale = np.sqrt(np.average(np.square(Y), axis=0, weights=counts))
-        y_scale = self._divisors(y_scale, noise_variance)
-        scaling = Scaling(*column_moments(X, robust=True), y_mean, y_scale)
-        return self._source(X, Y, noise_variance, scaling, dtype, run, counts, new=True)
+        """Rows in the units of a scaling, by default in those of their standard deviations.
 
-    def _own_source(self, own: OwnRows, dtype: torch.dtype, run: FitRun) -> ShardedSource:
-        """The same of rows of which each rank has its own."""
-        moments = own.moments("Y", robust=False)
-        y_mean, y_scale = moments.scales()
-        if not run.normalizes(own.Y, scaled=True):
-            y_scale = np.sqrt(moments.squares / moments.n + np.square(moments.mean))
-            y_mean = np.zeros_like(y_mean)
-        y_scale = self._divisors(y_scale, own.known)
-        scaling = Scaling(*own.moments("X", robust=True).scales(), y_mean, y_scale)
-        return resident(own.source(scaling, Gaussian(), run.machine.device, dtype))
+        normalize_y=False keeps the mean of y.
+        """
+        first = scaling is None
+        if scaling is None:
+            y_mean, y_scale = given.target_moments()
+            if not run.normalizes(given.Y, scaled=True):
+                y_mean, y_scale = np.zeros_like(y_mean), np.sqrt(given.mean_squares())
+            y_scale = self._divisors(y_scale, given.known)
+            scaling = Scaling(*given.input_moments(), y_mean, y_scale)
+        device = run.machine.device
+        return resident(given.source(scaling, Gaussian(), device, dtype, reset=first))
 
     def _divisors(self, y_scale: np.ndarray, noise_variance: Any) -> np.ndarray:
         """Numbers by which targets of these scales are divided."""
@@ -315,21 +290,6 @@ class DeepKernelRegressorBase(FurtherRows):
             return y_scale
         # Noise in units of y needs the same divisor for all targets.
         return np.full_like(y_scale, np.sqrt(np.mean(np.square(y_scale))))
-
-    def _source(
-        self,
-        X: np.ndarray,
-        Y: np.ndarray,
-        noise_variance: Any,
-        scaling: Scaling,
-        dtype: torch.dtype,
-        run: FitRun,
-        weight: np.ndarray | float = 1.0,
-        new: bool = False,
-    ) -> RowSource:
-        """Rows in the units of a scaling, which is `new` or that of the first rows."""
-        known = self._known_noise(noise_variance, len(X), scaling, Gaussian(), reset=new)
-        return resident(RowSource.of(X, Y, scaling, dtype, run.machine.device, known, weight))
 
     def _new_features(
         self,

@@ -52,6 +52,7 @@ from ...features import (
 from ...kernels import TorchKernel, compile_kernel, default_kernel
 from ...linalg.gradients import Rows
 from ._bound import WhitenedBelief
+from ._own_rows import rows_of
 from ._plan import MOST_POINTS, SparsePlan, plan_batches
 from ._posterior import InducingPosterior
 from ._stepper import SparseFit, SparseModel, SparseRows
@@ -107,9 +108,8 @@ class SparseMixin:
         likelihood: Likelihood,
         n_outputs: int,
         run: FitRun,
-        rows_of: Callable[..., SparseRows] = SparseRows,
     ) -> SparseTraining:
-        """The model, the plan and the rows, made by `rows_of`, before any work."""
+        """The model, the plan and the rows, before any work."""
         n, d, scaling = len(source), source.X.shape[1], source.scaling
         network = self._new_network(source.X, scaling)
         targets = torch.as_tensor((source.Y - scaling.y_mean) / scaling.y_scale)

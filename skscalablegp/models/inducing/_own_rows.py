@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ...core import ShardedSource
+from ...core.data import RowSource
 from ...linalg.parallel import RankWorkers
 from ._bound import RowStatistics, WhitenedBelief, Whitening, variational_bound
 from ._collapsed import Blocks
@@ -51,11 +52,6 @@ class ShardedRows(SparseRows):
     source: ShardedSource
     work: RankWorkers
 
-    @classmethod
-    def shared_of(cls, source: ShardedSource) -> ShardedRows:
-        """The rows of a source; equal ones are not merged."""
-        return cls(source=source, work=source.held(SparseRows))
-
     def stepper(self, model: SparseModel, *begin: Any) -> SparseStepper:
         return ShardedStepper(model, self, *begin)
 
@@ -70,6 +66,13 @@ class ShardedRows(SparseRows):
         self, work: Callable[..., tuple[Tensor, ...]], *args: Any, tensors: Sequence[Tensor] = ()
     ) -> tuple[Tensor, ...]:
         return self.work.sum(_of_part, work, *args, tensors=tensors)
+
+
+def rows_of(source: RowSource) -> SparseRows:
+    """The rows of a training, in this process or at the ranks that have them."""
+    if isinstance(source, ShardedSource):
+        return ShardedRows(source=source, work=source.held(SparseRows))
+    return SparseRows(source)
 
 
 class ShardedStepper(SparseStepper):

@@ -11,17 +11,12 @@ from ..._compat import fit_context
 from ...core import (
     FitRun,
     MinibatchGPRegressorBase,
-    OwnRows,
-    input_scaling,
     own_rows,
 )
-from ...core.data import RowSource
 from ...core.likelihoods import Likelihood, resolve_likelihood, shares_covariance
 from ...core.posteriors import Posterior, observed
-from ...ranks import Ranks
 from ._base import SparseMixin
 from ._collapsed import check_noise as check_positive
-from ._own_rows import ShardedRows
 
 
 class SVGPRegressor(SparseMixin, MinibatchGPRegressorBase):
@@ -256,25 +251,18 @@ class SVGPRegressor(SparseMixin, MinibatchGPRegressorBase):
             If the work would not fit into memory; raised before it starts.
         """
         with FitRun(self) as run:
-            ranks = own_rows()
-            if ranks is not None:
-                self._fit_own_rows(run, ranks)
-                return self
-            X, Y = self._read_rows(X, y)
-            X, Y, noise_variance, alpha, counts = self._read_merged(
-                X, Y, noise_variance, sample_weight
-            )
-            t = Y.shape[1]
+            if self.feature_extractor is not None and own_rows() is not None:
+                raise ValueError(
+                    "feature_extractor needs all rows in one process: use "
+                    "distribute(rows='replicated')."
+                )
+            given = self._given(X, y, noise_variance, sample_weight)
+            t = given.Y.shape[1]
             likelihood = self._resolved_likelihood(t)
-            normalize = run.normalizes(Y, likelihood.additive)
-            shared = self._shares_scale(noise_variance)
-            scaling = input_scaling(X, Y, counts, normalize, shared, likelihood.heavy_tails)
-            known = self._known_noise(noise_variance, len(X), scaling, likelihood, reset=True)
-            noise = alpha / self._own_unit(scaling.y_scale) + known
-            device = run.machine.device
-            source = RowSource.of(X, Y, scaling, device=device, noise=noise, weight=counts)
+            scaling = given.scaling(run, likelihood, self._shares_scale(given.known))
+            source = given.source(scaling, likelihood, run.machine.device)
             training = self._prepare(source, likelihood, t, run)
-            run.begin(X, Y, n_rows=source.n_rows)
+            run.begin(source.X, source.Y, n_rows=source.n_rows)
             self._train(training, run)
         return self
 
@@ -316,36 +304,15 @@ class SVGPRegressor(SparseMixin, MinibatchGPRegressorBase):
             if t != known:
                 raise ValueError(f"y has {t} targets, but the model was fitted with {known}.")
             run.ignores("normalize_y", "the first rows have set the units")
-            X, Y, noise_variance, alpha, counts = self._read_merged(
-                X, Y, noise_variance, sample_weight
-            )
-            scaling, likelihood = self._scaling, self.likelihood_
-            known = self._known_noise(noise_variance, len(X), scaling, likelihood, reset=False)
-            noise = alpha / self._own_unit(scaling.y_scale) + known
-            on = torch.float64, run.machine.device
-            source = RowSource.of(X, Y, scaling, *on, noise, counts)
+            given = self._merged(X, Y, noise_variance, sample_weight)
+            on = run.machine.device, torch.float64
+            source = given.source(self._scaling, self.likelihood_, *on, reset=False)
             self._absorb(source, t, run)
         return self
 
     def _resolved_likelihood(self, t: int) -> Likelihood:
         asked = self.normalize_y not in ("auto", False)
         return resolve_likelihood(self.likelihood, t, normalize_y=asked)
-
-    def _fit_own_rows(self, run: FitRun, ranks: Ranks) -> None:
-        """Fit to rows of which each rank has its own."""
-        if self.feature_extractor is not None:
-            raise ValueError(
-                "feature_extractor needs all rows in one process: use "
-                "distribute(rows='replicated')."
-            )
-        own = OwnRows.read(ranks)
-        t = own.Y.shape[1]
-        likelihood = self._resolved_likelihood(t)
-        scaling = own.scaling(run, likelihood, self._shares_scale(own.known))
-        source = own.source(scaling, likelihood, run.machine.device)
-        training = self._prepare(source, likelihood, t, run, rows_of=ShardedRows.shared_of)
-        run.begin(source.X, source.Y, n_rows=len(source))
-        self._train(training, run)
 
     def __sklearn_tags__(self):
         tags = super().__sklearn_tags__()

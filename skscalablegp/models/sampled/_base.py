@@ -11,8 +11,8 @@ import torch
 
 from ..._end import End
 from ..._validation import check_points
-from ...core import FitRun, OwnRows, ShardedSource
-from ...core.data import RowSource, Scaling, column_moments, weighted_moments
+from ...core import FitRun, Given, own_rows
+from ...core.data import RowSource, Scaling
 from ...core.likelihoods import Likelihood
 from ...core.posteriors import Posterior
 from ...kernels import compile_kernel
@@ -34,29 +34,6 @@ _INTERRUPTED_SECONDS = 1.0
 # Kernel functions are chosen until the variance of every row, given these functions, is below this
 # share of the noise (or of one over the likelihood's curvature).
 _LEFT_OPEN = 1e-2
-
-
-@dataclass(frozen=True, eq=False)
-class Observations:
-    """The validated rows of a fit.
-
-    Attributes
-    ----------
-    X, Y : ndarray of shape (n, d), (n, t)
-    counts : ndarray of shape (n,)
-        How many equal rows each row stands for.
-    likelihood : Likelihood
-    normalize_y : bool
-    noise_variance : float, array-like of shape (n,), or None
-        Known noise of the rows, in squared units of the target.
-    """
-
-    X: np.ndarray
-    Y: np.ndarray
-    counts: np.ndarray
-    likelihood: Likelihood
-    normalize_y: bool = False
-    noise_variance: Any = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -157,20 +134,12 @@ class QSGPMixin:
         if model.inference == "stochastic":
             run.reports(epochs=trained.n_iter * chosen.steps.batch_size / n)
 
-    def _source_of(self, table: Observations, run: FitRun, past: Any = None) -> RowSource:
-        """The rows of a table, in units of their own or of a past model."""
-        scaling = self._scaling if past else self._scaling_of(table, self._own_kernel(table.X))
-        known = self._noise_of(table, scaling, past is None)
-        on = scaling, torch.float64, run.device
-        return RowSource.of(table.X, table.Y, *on, known, table.counts)
-
-    def _own_source(
-        self, own: OwnRows, likelihood: Likelihood, targets: tuple[Any, Any], run: FitRun
-    ) -> ShardedSource:
-        """The rows of all ranks, with means and scales of their targets."""
-        moments, kernel = own.moments("X", True).scales(), self._own_kernel(own.X)
-        inputs = input_units(moments, self.standardize, kernel)
-        return own.source(Scaling(*inputs, *targets), likelihood, run.device, torch.float64)
+    def _source_of(
+        self, given: Given, likelihood: Likelihood, run: FitRun, past: Any = None
+    ) -> RowSource:
+        """The given rows, in units of their own or of a past model."""
+        scaling = self._scaling if past else scaling_of(self, given, likelihood, run)
+        return given.source(scaling, likelihood, run.device, torch.float64, reset=past is None)
 
     def _started(
         self,
@@ -204,17 +173,6 @@ class QSGPMixin:
             reason=start.reason,
         )
 
-    def _noise_of(self, table: Observations, scaling: Scaling, reset: bool) -> np.ndarray:
-        """Known noise of the rows in the model's units; classifiers have none."""
-        return np.zeros(len(table.X))
-
-    def _scaling_of(self, table: Observations, kernel: Any) -> Scaling:
-        """Units of the model."""
-        shared = table.noise_variance is not None and self.normalize_y == "auto"
-        robust = table.likelihood.heavy_tails
-        targets = weighted_moments(table.Y, table.counts, table.normalize_y, shared, robust)
-        return Scaling(*input_moments(table.X, self.standardize, kernel), *targets)
-
     def _points(self, source: RowSource, random_state: np.random.RandomState) -> np.ndarray | None:
         """Points of a kernel basis in the model's units; None if the settings name none."""
         if not isinstance(self.basis, str):
@@ -227,13 +185,6 @@ class QSGPMixin:
             rows = np.sort(random_state.permutation(len(source))[: self.n_components])
         return source.take(rows).X.cpu().numpy()
 
-    def _check_first(self) -> None:
-        if self.warm_start:
-            raise ValueError(
-                "warm_start needs all rows in one process: leave it out, or use "
-                "distribute(rows='replicated')."
-            )
-
     def _check_growing(self) -> None:
         if isinstance(self.basis, str) and self.basis == "rows":
             raise ValueError(
@@ -243,6 +194,11 @@ class QSGPMixin:
 
     def _past(self, X: np.ndarray, t: int) -> Any:
         """The model that `fit` continues from with warm_start; None for a table that differs."""
+        if own_rows() is not None and self.warm_start:
+            raise ValueError(
+                "warm_start needs all rows in one process: leave it out, or use "
+                "distribute(rows='replicated')."
+            )
         if not (self.warm_start and "_state" in vars(self)):
             return None
         state, points = self._state, self._state.functions.points
@@ -310,20 +266,16 @@ def _at_pivots(kernel: Any, most: int, tol: float, fit: Fit) -> Functions:
     return Functions.at(kernel, X[rows].cpu().numpy())
 
 
-def input_moments(X: np.ndarray, standardize: bool, kernel: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Means and scales of the columns, from one pass."""
-    d = X.shape[1]
-    moments = column_moments(X, robust=True) if standardize else (np.zeros(d), np.ones(d))
-    return input_units(moments, standardize, kernel)
-
-
-def input_units(
-    moments: tuple[np.ndarray, np.ndarray], standardize: bool, kernel: Any
-) -> tuple[np.ndarray, np.ndarray]:
-    """Means and scales of the columns; codes of categories keep their units."""
-    mean, scale = moments
-    if not standardize:
-        return np.zeros_like(mean), np.ones_like(scale)
-    coded = [] if kernel is None else compile_kernel(kernel, len(mean)).coded
-    mean[coded], scale[coded] = 0.0, 1.0
-    return mean, scale
+def scaling_of(model: Any, given: Given, likelihood: Likelihood, run: FitRun) -> Scaling:
+    """Units of the model; codes of categories keep theirs."""
+    d, kernel = given.X.shape[1], model._own_kernel(given.X)
+    mean, scale = given.input_moments() if model.standardize else (np.zeros(d), np.ones(d))
+    if kernel is not None:
+        coded = compile_kernel(kernel, d).coded
+        mean[coded], scale[coded] = 0.0, 1.0
+    if likelihood.classes:
+        return Scaling(mean, scale, *given.target_moments(normalize=False))
+    normalize = run.normalizes(given.Y, likelihood.additive)
+    shared = given.known is not None and model.normalize_y == "auto"
+    targets = given.target_moments(normalize, shared, likelihood.heavy_tails)
+    return Scaling(mean, scale, *targets)

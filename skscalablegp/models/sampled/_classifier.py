@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from ..._compat import fit_context
-from ...core import FitRun, GPClassifierBase, OwnRows, own_rows
+from ...core import FitRun, GivenRows, GivenShards, GPClassifierBase, own_rows
 from ...core.data import RowSource
 from ...core.likelihoods import (
     Bernoulli,
@@ -18,7 +18,7 @@ from ...core.likelihoods import (
     without_own_target,
 )
 from ...core.posteriors import Affine
-from ._base import Observations, QSGPMixin
+from ._base import QSGPMixin
 from ._start import random_part
 
 # The latent functions have large variances, so that the quadrature needs many nodes.
@@ -297,18 +297,14 @@ class QSGPClassifier(QSGPMixin, GPClassifierBase):
         old = getattr(self, "classes_", None)
         with FitRun(self) as run:
             ranks = own_rows()
-            if ranks is not None:
-                self._check_first()
-                own = OwnRows.read(ranks, type(self)._labels)
-                t = own.Y.shape[1]
-                units = np.zeros(t), np.ones(t)
-                self._train(run, self._own_source(own, _LIKELIHOOD, units, run), _LIKELIHOOD)
-                return self
-            X, codes, counts = self._read_weighted(X, y, None, sample_weight)
-            labels = self._labels(codes)
-            past = self._past(X, labels.shape[1]) if np.array_equal(old, self.classes_) else None
-            table = Observations(X, labels, counts, _LIKELIHOOD)
-            self._train(run, self._source_of(table, run, past), _LIKELIHOOD, past)
+            if ranks is None:
+                X, codes, counts = self._read_weighted(X, y, None, sample_weight)
+                given = GivenRows(self, X, self._labels(codes), weight=counts)
+            else:
+                given = GivenShards.read(ranks, type(self)._labels)
+            past = self._past(given.X, given.Y.shape[1])
+            past = past if np.array_equal(old, self.classes_) else None
+            self._train(run, self._source_of(given, _LIKELIHOOD, run, past), _LIKELIHOOD, past)
         return self
 
     @fit_context(prefer_skip_nested_validation=True)
@@ -343,12 +339,12 @@ class QSGPClassifier(QSGPMixin, GPClassifierBase):
         with FitRun(self) as run:
             known = classes if first else None
             X, codes, counts = self._read_weighted(X, y, known, sample_weight, reset=first)
-            table = Observations(X, self._labels(codes), counts, _LIKELIHOOD)
+            given = GivenRows(self, X, self._labels(codes), weight=counts)
             past = None if first else self._state
             n_seen = 0 if first else past.n_rows
             if not first:
                 self._check_growing()
-            source = self._source_of(table, run, past)
+            source = self._source_of(given, _LIKELIHOOD, run, past)
             self._train(run, source, _LIKELIHOOD, past, n_seen, grows=first)
         return self
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from ..._compat import fit_context
-from ...core import FitRun, MinibatchGPRegressorBase, OwnRows, own_rows
+from ...core import FitRun, MinibatchGPRegressorBase
 from ...core.likelihoods import Likelihood, resolve_likelihood
 from ...core.posteriors import Posterior, observed
-from ...ranks import Ranks
-from ._base import Observations, QSGPMixin
+from ._base import QSGPMixin
 
 
 class QSGPRegressor(QSGPMixin, MinibatchGPRegressorBase):
@@ -308,28 +307,12 @@ class QSGPRegressor(QSGPMixin, MinibatchGPRegressorBase):
         self, X: Any, y: Any, noise_variance: Any, sample_weight: Any, grows: bool
     ) -> QSGPRegressor:
         with FitRun(self) as run:
-            ranks = own_rows()
-            if ranks is not None:
-                self._fit_own_rows(run, ranks)
-                return self
-            X, Y = self._read_rows(X, y)
-            X, Y, noise_variance, _, counts = self._read_merged(X, Y, noise_variance, sample_weight)
-            likelihood = self._checked_likelihood(Y.shape[1])
-            normalize = run.normalizes(Y, likelihood.additive)
-            table = Observations(X, Y, counts, likelihood, normalize, noise_variance)
-            past = self._past(X, Y.shape[1])
-            self._train(run, self._source_of(table, run, past), likelihood, past, grows=grows)
+            given = self._given(X, y, noise_variance, sample_weight)
+            likelihood = self._checked_likelihood(given.Y.shape[1])
+            past = self._past(given.X, given.Y.shape[1])
+            source = self._source_of(given, likelihood, run, past)
+            self._train(run, source, likelihood, past, grows=grows)
         return self
-
-    def _fit_own_rows(self, run: FitRun, ranks: Ranks) -> None:
-        """Fit to rows of which each rank has its own."""
-        self._check_first()
-        own = OwnRows.read(ranks)
-        likelihood = self._checked_likelihood(own.Y.shape[1])
-        shared = own.known is not None and self.normalize_y == "auto"
-        units = own.scaling(run, likelihood, shared)
-        targets = units.y_mean, units.y_scale
-        self._train(run, self._own_source(own, likelihood, targets, run), likelihood)
 
     @fit_context(prefer_skip_nested_validation=True)
     def partial_fit(self, X, y, noise_variance=None, sample_weight=None) -> QSGPRegressor:
@@ -370,15 +353,10 @@ class QSGPRegressor(QSGPMixin, MinibatchGPRegressorBase):
                     f"y has {Y.shape[1]} targets, but the model was fitted with {past.n_targets}."
                 )
             run.ignores("likelihood", "the first rows determined it")
-            X, Y, noise_variance, _, counts = self._read_merged(X, Y, noise_variance, sample_weight)
-            table = Observations(X, Y, counts, self.likelihood_, noise_variance=noise_variance)
-            source = self._source_of(table, run, past)
+            given = self._merged(X, Y, noise_variance, sample_weight)
+            source = self._source_of(given, self.likelihood_, run, past)
             self._train(run, source, self.likelihood_, past, n_seen=past.n_rows)
         return self
-
-    def _noise_of(self, table, scaling, reset):
-        given, n = table.noise_variance, len(table.X)
-        return self._known_noise(given, n, scaling, table.likelihood, reset)
 
     def _checked_likelihood(self, t: int) -> Likelihood:
         asked = self.normalize_y not in ("auto", False)

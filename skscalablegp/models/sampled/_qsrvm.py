@@ -12,26 +12,22 @@ from sklearn.gaussian_process.kernels import WhiteKernel
 
 from ..._compat import fit_context
 from ..._end import End
-from ..._validation import check_sample_weight
 from ...core import (
     SMALL_TABLE,
     FitRun,
     MinibatchGPRegressorBase,
-    OwnRows,
     is_auto,
-    merged_with_targets,
-    own_rows,
     rows_to_check,
     warn_if_rough,
 )
-from ...core.data import RowSource, Scaling, weighted_moments
+from ...core.data import RowSource
 from ...core.likelihoods import Gaussian
 from ...core.posteriors import FeatureWeights
 from ...core.training import StepsResult, train_steps
 from ...kernels import compile_kernel
 from ...linalg.gradients import GPProblem
 from ...linalg.solvers import cholesky_with_jitter
-from ._base import input_moments, input_units
+from ._base import scaling_of
 from ._basis import KernelFunctions
 from ._folds import Comparison, compared
 from ._plan import RelevancePlan, plan_relevance
@@ -329,26 +325,10 @@ class QSRVMRegressor(MinibatchGPRegressorBase):
         self, X: Any, y: Any, sample_weight: Any, run: FitRun
     ) -> tuple[RowSource, np.ndarray]:
         """The rows of the model, and their numbers in the given table."""
-        ranks = own_rows()
-        if ranks is not None:
-            return self._read_own_source(OwnRows.read(ranks), run)
-        X, Y = self._read_rows(X, y)
-        found = merged_with_targets(X, Y, [], check_sample_weight(sample_weight, len(X)))
-        given, counts = np.arange(len(X))[found.rows], found.counts
-        X, Y = X[found.rows], Y[found.rows]
-        inputs = input_moments(X, self.standardize, self._own_kernel(X))
-        scaling = Scaling(*inputs, *weighted_moments(Y, counts, run.normalizes(Y)))
-        source = RowSource.of(X, Y, scaling, torch.float64, run.device, weight=counts)
-        return source, given
-
-    def _read_own_source(self, own: OwnRows, run: FitRun) -> tuple[RowSource, np.ndarray]:
-        """The same for rows of which each rank has its own."""
-        units = own.scaling(run, Gaussian(), shared=False)
-        moments = units.x_mean, units.x_scale
-        inputs = input_units(moments, self.standardize, self._own_kernel(own.X))
-        scaling = Scaling(*inputs, units.y_mean, units.y_scale)
-        source = own.source(scaling, Gaussian(), run.device, torch.float64)
-        return source.here() if len(own) <= MOMENT_ROWS else source, np.arange(len(own))
+        given = self._given(X, y, None, sample_weight)
+        scaling = scaling_of(self, given, Gaussian(), run)
+        source = given.source(scaling, Gaussian(), run.device, torch.float64)
+        return source.here() if len(given) <= MOMENT_ROWS else source, given.numbers
 
     def _dictionary(
         self, given: np.ndarray, source: RowSource, kernel: Any, rows: np.ndarray

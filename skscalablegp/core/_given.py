@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import inspect
+from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, reduce
 from operator import add
 from typing import Any
@@ -27,10 +28,12 @@ from .data import (
     ShardedTable,
     Table,
     column_limits,
+    column_moments,
     limit_rows,
     ranges_within,
     rows_beyond,
     target_scales,
+    weighted_moments,
 )
 from .likelihoods import Likelihood
 
@@ -61,14 +64,87 @@ def check_own_rows(model: Any) -> None:
         raise ValueError(f"checkpoint needs all rows in one process: leave it out, or {remedy}.")
 
 
+class Given(ABC):
+    """What is passed to a fit, before it has units: rows of this process, or of all ranks.
+
+    Attributes
+    ----------
+    X, Y : ndarray of shape (s, d) and (s, t)
+        Rows that stand for all in checks and limits: all, or evenly spaced ones of ranks.
+    known : array-like or None
+        noise_variance; of ranks that of rank 0.
+    """
+
+    X: np.ndarray
+    Y: np.ndarray
+    known: Any
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """The number of rows, after equal ones were merged."""
+
+    @abstractmethod
+    def input_moments(self) -> tuple[np.ndarray, np.ndarray]:
+        """Means and standard deviations of the columns, in which far entries count as limits."""
+
+    @abstractmethod
+    def target_moments(
+        self, normalize: bool = True, shared: bool = False, robust: bool = False
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Means and scales of the targets; see `weighted_moments`."""
+
+    @abstractmethod
+    def mean_squares(self) -> np.ndarray:
+        """The mean square (t,) of each target."""
+
+    @abstractmethod
+    def source(
+        self,
+        scaling: Scaling,
+        likelihood: Likelihood,
+        device: torch.device,
+        dtype: torch.dtype = torch.float32,
+        reset: bool = True,
+    ) -> RowSource:
+        """The rows in a model's units; `reset` says that they are its first ones.
+
+        Raises
+        ------
+        ValueError
+            For known noise that the likelihood does not have.
+        """
+
+    def scaling(self, run: Any, likelihood: Likelihood, shared: bool) -> Scaling:
+        """Units of standardised columns and, if asked for, targets, which may be `shared`."""
+        normalize = run.normalizes(self.Y, likelihood.additive)
+        units = self.target_moments(normalize, shared, likelihood.heavy_tails)
+        return Scaling(*self.input_moments(), *units)
+
+
 @dataclass(frozen=True, eq=False)
-class RawRows:
-    """The validated arguments of one rank."""
+class GivenRows(Given):
+    """The validated arguments of this process, or of one rank.
+
+    Attributes
+    ----------
+    model : object
+        The estimator.
+    X : ndarray of shape (n, d)
+    y : ndarray of shape (n,) or (n, t)
+    noise_variance : float, array-like or None
+    weight : ndarray of shape (n,) or float
+    alpha : ndarray of shape (n,) or float
+    rows : ndarray of shape (n,) or slice
+        The numbers of the rows in the given table, as in `Merged`.
+    """
 
     model: Any
     X: np.ndarray
     y: np.ndarray
-    noise_variance: np.ndarray | None
+    noise_variance: Any = None
+    weight: np.ndarray | float = 1.0
+    alpha: np.ndarray | float = 0.0
+    rows: np.ndarray | slice = field(default_factory=lambda: slice(None))
 
     def __len__(self) -> int:
         return len(self.X)
@@ -78,20 +154,59 @@ class RawRows:
         """The targets as (n, t)."""
         return self.y.reshape(len(self), _targets_of(self.y))
 
-    def some(self, rows: np.ndarray) -> RawRows:
-        """Some of them, by number."""
+    @property
+    def known(self) -> Any:
+        """noise_variance."""
+        return self.noise_variance
+
+    @property
+    def numbers(self) -> np.ndarray:
+        """The numbers of the rows in the given table."""
+        return np.arange(len(self)) if isinstance(self.rows, slice) else self.rows
+
+    def some(self, rows: np.ndarray) -> GivenRows:
+        """Some of a rank's rows, by number."""
         known = None if self.noise_variance is None else self.noise_variance[rows]
-        return RawRows(self.model, self.X[rows], self.y[rows], known)
+        alpha = np.broadcast_to(self.alpha, len(self))[rows]
+        return replace(self, X=self.X[rows], y=self.y[rows], noise_variance=known, alpha=alpha)
+
+    def input_moments(self):
+        return column_moments(self.X, robust=True)
+
+    def target_moments(self, normalize=True, shared=False, robust=False):
+        weight = np.broadcast_to(self.weight, len(self))
+        return weighted_moments(self.Y, weight, normalize, shared, robust)
+
+    def mean_squares(self) -> np.ndarray:
+        weight = np.broadcast_to(self.weight, len(self))
+        return np.average(np.square(self.Y), axis=0, weights=weight)
+
+    def source(self, scaling, likelihood, device, dtype=torch.float32, reset=True) -> RowSource:
+        noise = self.noise(scaling, likelihood, reset)
+        return RowSource.of(self.X, self.Y, scaling, dtype, device, noise, self.weight)
+
+    def noise(
+        self, scaling: Scaling, likelihood: Likelihood, reset: bool = True
+    ) -> np.ndarray | float:
+        """Known noise variances and alpha in the model's units; a classifier has none."""
+        if likelihood.classes:
+            return 0.0
+        known = self.model._known_noise(
+            self.noise_variance, len(self), scaling, likelihood, reset=reset
+        )
+        if not hasattr(self.model, "alpha"):
+            return known
+        return self.alpha / self.model._own_unit(scaling.y_scale) + known
 
 
 @dataclass(frozen=True, eq=False)
-class OwnRows:
-    """What the ranks have passed to a fit, before it has units; those of rank 0 come first.
+class GivenShards(Given):
+    """What the ranks have passed to a fit; the rows of rank 0 come first.
 
     Attributes
     ----------
     raw : RankWorkers
-        The arguments of each rank. Equal rows are not merged.
+        The `GivenRows` of each rank. Equal rows are not merged.
     """
 
     raw: RankWorkers
@@ -134,13 +249,18 @@ class OwnRows:
 
     @cached_property
     def X(self) -> np.ndarray:
-        """Rows (s, d) that stand for all in checks and limits: all, or evenly spaced ones."""
+        """Some rows (s, d)."""
         return self._sample("X")
 
     @cached_property
     def Y(self) -> np.ndarray:
         """Their targets (s, t)."""
         return self._sample("Y")
+
+    @property
+    def numbers(self) -> np.ndarray:
+        """The numbers of the rows."""
+        return np.arange(len(self))
 
     def _sample(self, name: str) -> np.ndarray:
         (found,) = self.raw.gather(_part, np.arange(len(self))[limit_rows(len(self))], name)
@@ -151,41 +271,32 @@ class OwnRows:
         """The known noise of rank 0; None at all ranks or at none."""
         return self.raw.own.noise_variance
 
-    def moments(self, name: str, robust: bool) -> Moments:
+    def input_moments(self):
+        return self._moments("X", True).scales()
+
+    def target_moments(self, normalize=True, shared=False, robust=False):
+        moments = self._moments("Y", robust) if normalize else None
+        return target_scales(moments, self.Y.shape[1], shared)
+
+    def mean_squares(self) -> np.ndarray:
+        moments = self._moments("Y", False)
+        return moments.squares / moments.n + np.square(moments.mean)
+
+    def _moments(self, name: str, robust: bool) -> Moments:
         """Those of the columns of "X" or "Y" over all ranks."""
         ends = column_limits(getattr(self, name)) if robust else None
         return reduce(add, self.raw.call(_moments, name, ends))
 
-    def scaling(self, run: Any, likelihood: Likelihood, shared: bool) -> Scaling:
-        """Units of standardised columns and, if asked for, targets, which may be `shared`."""
-        normalize = run.normalizes(self.Y, likelihood.additive)
-        of_targets = self.moments("Y", likelihood.heavy_tails) if normalize else None
-        units = target_scales(of_targets, self.Y.shape[1], shared)
-        return Scaling(*self.moments("X", True).scales(), *units)
-
     def table(self, model: Any, run: Any) -> ShardedTable:
         """The rows as a table in a model's units; the model gets `_noise_given`."""
         model._noise_given = self.known is not None
-        moments = self.moments("Y", False) if run.normalizes(self.Y) else None
-        scales = target_scales(moments, self.Y.shape[1], model._shares_scale(self.known))
+        shared = model._shares_scale(self.known)
+        scales = self.target_moments(run.normalizes(self.Y), shared)
         return ShardedTable.of(self.raw.put(_table, *scales))
 
-    def source(
-        self,
-        scaling: Scaling,
-        likelihood: Likelihood,
-        device: torch.device,
-        dtype: torch.dtype = torch.float32,
-    ) -> ShardedSource:
-        """The rows in a model's units.
-
-        Raises
-        ------
-        ValueError
-            For known noise that the likelihood does not have.
-        """
+    def source(self, scaling, likelihood, device, dtype=torch.float32, reset=True) -> RowSource:
         # Rank 0 refuses it before others are asked, and notes whether there is any.
-        _noise(self.raw.own, scaling, likelihood)
+        self.raw.own.noise(scaling, likelihood)
         most = max(self.raw.call(_most_noise, scaling, likelihood))
         noise, weight = np.broadcast_to([[np.nan], [1.0]], (2, len(self)))
         rows = self.X, self.Y, scaling, dtype, device, noise, weight
@@ -196,13 +307,13 @@ class OwnRows:
 class ShardedSource(RowSource):
     """The rows of one fit, of which each rank has some; equal ones are not merged.
 
-    `X` and `Y` are those of `OwnRows`, and `noise` has a shape only. Rows are fetched by number,
+    `X` and `Y` are those of `GivenShards`; `noise` has a shape only. Rows are fetched by number,
     and `held` makes objects at the ranks which compute of their rows.
 
     Attributes
     ----------
     raw : RankWorkers
-        As in `OwnRows`.
+        As in `GivenShards`.
     likelihood : Likelihood
     largest_noise : float
         The largest known noise variance in the model's units.
@@ -249,7 +360,7 @@ class ShardedSource(RowSource):
 
     def subset(self, index: np.ndarray) -> ShardedSource:
         """Some of the rows, by ascending number, which stay where they are."""
-        raw = self.raw.put(RawRows.some, rows=np.asarray(index))
+        raw = self.raw.put(GivenRows.some, rows=np.asarray(index))
         return replace(
             self, raw=raw, noise=self.noise[: len(index)], weight=self.weight[: len(index)]
         )
@@ -282,7 +393,7 @@ class ShardedSource(RowSource):
 # ---------------------------------------------------------------- on all ranks
 
 
-def _read(call: Call) -> RawRows:
+def _read(call: Call) -> GivenRows:
     """The validated rows of one rank; there may be none."""
     given = inspect.signature(call.method).bind(call.estimator, *call.args, **call.kwargs).arguments
     if given.get("sample_weight") is not None:
@@ -291,13 +402,14 @@ def _read(call: Call) -> RawRows:
     n = getattr(X, "shape", [len(X)])[0]
     if n:
         X, y = model._read_own_rows(X, y)
-        return RawRows(model, X, y, check_noise_variance(known, n, _targets_of(y)))
+        known = check_noise_variance(known, n, _targets_of(y))
+        return GivenRows(model, X, y, known, alpha=check_noise(getattr(model, "alpha", 0.0), n))
     # A row of zeros stands for the columns.
     zeros = np.zeros((1, *np.shape(X)[1:]))
     if hasattr(X, "columns"):
         zeros = type(X)(zeros, columns=X.columns)
     X, y = model._read_own_rows(zeros, np.zeros((1, *np.shape(y)[1:])))
-    return RawRows(model, X[:0], y[:0], None if known is None else np.zeros((0, _targets_of(y))))
+    return GivenRows(model, X[:0], y[:0], None if known is None else np.zeros((0, _targets_of(y))))
 
 
 def _targets_of(y: np.ndarray) -> int:
@@ -305,70 +417,60 @@ def _targets_of(y: np.ndarray) -> int:
     return int(np.prod(y.shape[1:]))
 
 
-def _kind(raw: RawRows) -> str:
+def _kind(raw: GivenRows) -> str:
     known = "no noise_variance" if raw.noise_variance is None else "a noise_variance"
     return f"{raw.X.shape[1]} columns, targets of shape (n, {_targets_of(raw.y)}) and {known}"
 
 
-def _part(raw: RawRows, rows: np.ndarray, name: str) -> tuple[np.ndarray]:
+def _part(raw: GivenRows, rows: np.ndarray, name: str) -> tuple[np.ndarray]:
     return (getattr(raw, name)[rows],)
 
 
-def _table(raw: RawRows, y_mean: np.ndarray, y_std: np.ndarray) -> Table:
+def _table(raw: GivenRows, y_mean: np.ndarray, y_std: np.ndarray) -> Table:
     def alpha(std: np.ndarray) -> np.ndarray:
         return raw.model._own_noise(len(raw.X), np.ones(1)) / raw.model._own_unit(std)
 
     return Table.scaled(raw.X, raw.y, y_mean, y_std, alpha, raw.noise_variance)
 
 
-def _classes(raw: RawRows) -> np.ndarray:
+def _classes(raw: GivenRows) -> np.ndarray:
     return np.unique(raw.y)
 
 
 def _numbered(
-    raw: RawRows, classes: np.ndarray, columns: Callable[[Any, np.ndarray], np.ndarray]
-) -> RawRows:
+    raw: GivenRows, classes: np.ndarray, columns: Callable[[Any, np.ndarray], np.ndarray]
+) -> GivenRows:
     model = raw.model
     model.classes_ = classes
     return replace(raw, y=columns(model, model._numbered(raw.y, reset=False)))
 
 
-def _rows(raw: RawRows, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _rows(raw: GivenRows, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return raw.X[rows], raw.y[rows]
 
 
-def _moments(raw: RawRows, name: str, ends: tuple[np.ndarray, np.ndarray] | None) -> Moments:
+def _moments(raw: GivenRows, name: str, ends: tuple[np.ndarray, np.ndarray] | None) -> Moments:
     return Moments.of(getattr(raw, name), ends)
 
 
-def _labels(raw: RawRows) -> tuple[np.ndarray, np.ndarray]:
+def _labels(raw: GivenRows) -> tuple[np.ndarray, np.ndarray]:
     return np.unique(raw.y, axis=0, return_counts=True)
 
 
-def _ranges(raw: RawRows, limits: tuple[np.ndarray, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+def _ranges(raw: GivenRows, limits: tuple[np.ndarray, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
     return ranges_within(raw.X, limits)
 
 
-def _far(raw: RawRows, limits: tuple[np.ndarray, np.ndarray]) -> np.ndarray:
+def _far(raw: GivenRows, limits: tuple[np.ndarray, np.ndarray]) -> np.ndarray:
     return rows_beyond(raw.X, limits)
 
 
-def _noise(raw: RawRows, scaling: Scaling, likelihood: Likelihood) -> np.ndarray:
-    model, n = raw.model, len(raw.X)
-    if not hasattr(model, "_known_noise"):  # a classifier
-        return np.zeros(n)
-    known = model._known_noise(raw.noise_variance, n, scaling, likelihood, reset=True)
-    if not hasattr(model, "alpha"):
-        return known
-    return check_noise(model.alpha, n) / model._own_unit(scaling.y_scale) + known
-
-
-def _most_noise(raw: RawRows, scaling: Scaling, likelihood: Likelihood) -> float:
-    return float(_noise(raw, scaling, likelihood).max(initial=0.0))
+def _most_noise(raw: GivenRows, scaling: Scaling, likelihood: Likelihood) -> float:
+    return float(np.max(raw.noise(scaling, likelihood), initial=0.0))
 
 
 def _source(
-    raw: RawRows,
+    raw: GivenRows,
     scaling: Scaling,
     likelihood: Likelihood,
     device: torch.device,
@@ -376,8 +478,10 @@ def _source(
     noisy: bool,
     resident: bool,
 ) -> RowSource:
-    noise = _noise(raw, scaling, likelihood) if noisy else 0.0
-    source = RowSource.of(raw.X, raw.y, scaling, dtype, device, noise)
+    if noisy:
+        source = raw.source(scaling, likelihood, device, dtype)
+    else:
+        source = RowSource.of(raw.X, raw.Y, scaling, dtype, device)
     return source.resident() if resident else source
 
 
