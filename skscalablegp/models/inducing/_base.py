@@ -52,7 +52,6 @@ from ...features import (
 from ...kernels import TorchKernel, compile_kernel, default_kernel
 from ...linalg.gradients import Rows
 from ._bound import WhitenedBelief
-from ._own_rows import rows_of
 from ._plan import MOST_POINTS, SparsePlan, plan_batches
 from ._posterior import InducingPosterior
 from ._stepper import SparseFit, SparseModel, SparseRows
@@ -131,7 +130,7 @@ class SparseMixin:
         plan = plan_batches(self, model, n, d, self._most_points(n_outputs))
         run.follow(plan)
         source = replace(source, scaling=inputs, dtype=plan.precision).resident()
-        rows = rows_of(source)
+        rows = SparseRows(source)
         self._check_rows(model, rows)
         weights = [] if network is None else network.initial(run.generator, plan.precision)
         weights = [w.to(machine.device) for w in weights]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,7 @@ from ...core.training import Stepper, TensorAdam
 from ...features import Network
 from ...kernels import TorchKernel
 from ...linalg.gradients import GPProblem, Rows
+from ...linalg.parallel import Workers
 from ._beliefs import AdamSteps, MovingBelief, NaturalSteps
 from ._bound import (
     KernelValues,
@@ -162,19 +164,22 @@ class SparseRows:
         """The exact regression on some rows."""
         return GPProblem(kernel, some, prior_weight=self.share(some))
 
-    def stepper(self, model: SparseModel, *begin: Any) -> SparseStepper:
-        """Training on these rows, from the further arguments of the class."""
-        return SparseStepper(model, self, *begin)
+    @cached_property
+    def work(self) -> Workers:
+        """Who has the rows: this process, or ranks, each with `SparseRows` of its own."""
+        return self.source.held(SparseRows)
 
     def noise_range(self) -> tuple[float, float]:
         """The smallest and the largest known noise variance."""
-        noise = self.source.noise
-        return float(noise.min(initial=math.inf)), float(noise.max(initial=0.0))
+        low, high = zip(*self.work.call(_noises), strict=True)
+        return min(low), max(high)
 
     def check_separable(self, white: Tensor) -> None:
-        """Raise a ValueError for equal rows whose noise, with this white noise, is zero."""
-        total = self.source.noise + white.cpu().numpy()
-        check_duplicates(self.source.X, total, self.source.weight)
+        """Raise a ValueError for equal rows whose noise, with this white noise, is zero.
+
+        At ranks, equal rows of different ranks are not found.
+        """
+        self.work.call(_check_separable, tensors=[white])
 
     def far(self) -> np.ndarray:
         """Numbers of the rows with an entry far from those of other rows."""
@@ -187,12 +192,29 @@ class SparseRows:
     def total(
         self, work: Callable[..., tuple[Tensor, ...]], *args: Any, tensors: Sequence[Tensor] = ()
     ) -> tuple[Tensor, ...]:
-        return work(self.blocks, *args, *tensors)
+        """The sums over all rows of ``work(blocks, *args, *tensors)`` for the blocks of a part."""
+        return self.work.sum(_of_part, work, *args, tensors=tensors)
 
     def blocks(self) -> Iterator[Rows]:
         # A rank without rows has one empty block.
         for start in range(0, max(len(self), 1), _BLOCK_ROWS):
             yield self.take(slice(start, start + _BLOCK_ROWS))
+
+
+def _noises(rows: SparseRows) -> tuple[float, float]:
+    noise = rows.source.noise
+    return float(noise.min(initial=math.inf)), float(noise.max(initial=0.0))
+
+
+def _check_separable(rows: SparseRows, white: Tensor) -> None:
+    total = rows.source.noise + white.cpu().numpy()
+    check_duplicates(rows.source.X, total, rows.source.weight)
+
+
+def _of_part(
+    rows: SparseRows, work: Callable[..., tuple[Tensor, ...]], *args: Any
+) -> tuple[Tensor, ...]:
+    return work(rows.blocks, *args)
 
 
 @dataclass(frozen=True, eq=False)

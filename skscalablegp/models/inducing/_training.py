@@ -18,6 +18,7 @@ from ...core.training import TrainingStep, train_steps
 from ...kernels import TorchKernel
 from ._bound import NaturalBelief, WhitenedBelief, Whitening, variational_bound
 from ._collapsed import BlocksHere, collapsed_bound
+from ._sharded import stepper_of
 from ._plan import SparsePlan
 from ._stepper import SparseFit, SparseModel, SparseRows, SparseSettings, SparseStepper
 
@@ -146,7 +147,7 @@ def begin(
     spread = torch.as_tensor(column_spread(Z.detach().cpu().numpy())).to(Z)
     units = point_units(model.kernel, theta, spread)
     made = (theta, Z, training.weights, units, settings, generator, training.constant)
-    return rows.stepper(model, *made)
+    return stepper_of(model, rows, *made)
 
 
 def train_batches(stepper: SparseStepper, run: FitRun) -> tuple[int, End]:

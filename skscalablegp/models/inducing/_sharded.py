@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,8 +9,6 @@ import torch
 from torch import Tensor
 
 from ...core import ShardedSource
-from ...core.data import RowSource
-from ...linalg.parallel import RankWorkers
 from ._bound import RowStatistics, WhitenedBelief, Whitening, variational_bound
 from ._collapsed import Blocks
 from ._stepper import SparseModel, SparseRows, SparseStepper
@@ -39,46 +35,14 @@ class Values(NamedTuple):
         return WhitenedBelief(*self[2:])
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
-class ShardedRows(SparseRows):
-    """Rows of which each rank has some.
-
-    Attributes
-    ----------
-    work : RankWorkers
-        The `SparseRows` of each rank.
-    """
-
-    source: ShardedSource
-    work: RankWorkers
-
-    def stepper(self, model: SparseModel, *begin: Any) -> SparseStepper:
-        return ShardedStepper(model, self, *begin)
-
-    def noise_range(self) -> tuple[float, float]:
-        low, high = zip(*self.work.call(SparseRows.noise_range), strict=True)
-        return min(low), max(high)
-
-    def check_separable(self, white: Tensor) -> None:
-        """Equal rows may be at several ranks, where they are not searched."""
-
-    def total(
-        self, work: Callable[..., tuple[Tensor, ...]], *args: Any, tensors: Sequence[Tensor] = ()
-    ) -> tuple[Tensor, ...]:
-        return self.work.sum(_of_part, work, *args, tensors=tensors)
-
-
-def rows_of(source: RowSource) -> SparseRows:
-    """The rows of a training, in this process or at the ranks that have them."""
-    if isinstance(source, ShardedSource):
-        return ShardedRows(source=source, work=source.held(SparseRows))
-    return SparseRows(source)
+def stepper_of(model: SparseModel, rows: SparseRows, *begin: Any) -> SparseStepper:
+    """Training on these rows, from the further arguments of the class."""
+    kind = ShardedStepper if isinstance(rows.source, ShardedSource) else SparseStepper
+    return kind(model, rows, *begin)
 
 
 class ShardedStepper(SparseStepper):
     """Each rank evaluates the rows that it has of a batch, and rank 0 adds up and steps."""
-
-    rows: ShardedRows
 
     def _batch_sums(self, batch: Tensor, weights: Tensor, eval_gradient: bool) -> RowStatistics:
         given, values = (self.model, float(weights[0]), eval_gradient), Values.of(self)
@@ -157,9 +121,3 @@ def expected_sum(blocks: Blocks, model: SparseModel, *values: Tensor) -> tuple[T
 
 def _doubles(parts: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     return tuple(part.detach().double() for part in parts)
-
-
-def _of_part(
-    rows: SparseRows, work: Callable[..., tuple[Tensor, ...]], *args: Any
-) -> tuple[Tensor, ...]:
-    return work(rows.blocks, *args)
