@@ -22,6 +22,7 @@ from .._validation import (
 )
 from ..kernels import ObjectRows, TorchKernel, compile_kernel
 from ..linalg.gradients import GPProblem, exact_marginal_likelihood
+from ..linalg.operators import noise_of_means
 from ._defaults import KNOWN_NOISE, table_kernel
 from ._edge import answers
 from ._exact import fit_exactly
@@ -256,11 +257,12 @@ class TableRegressorBase(GPPredictionBase):
         white = posterior.noise(at)
         noise, places = white + known, torch.as_tensor(chosen, device=at.device)
         # The noise of the means, of which posteriors know the white part.
-        predicted = posterior.leave_one_out(places, at, Y, noise / repeats - white)
+        of_means = noise_of_means(noise, repeats)
+        predicted = posterior.leave_one_out(places, at, Y, of_means - white)
         if predicted is None:
             return None
         mean, variance = predicted
-        found = mean, (variance - noise / repeats).clamp_min(0)[:, None], noise[:, None]
+        found = mean, (variance - of_means).clamp_min(0)[:, None], noise[:, None]
         return tuple(part.cpu().double().numpy() for part in found)
 
     def _join_exactly(self, run: FitRun, remedy: str) -> None:

@@ -12,6 +12,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from ..operators import noise_of_means
+
 
 @dataclass(frozen=True, eq=False)
 class Rows:
@@ -85,7 +87,7 @@ class Rows:
 
     def noise_of_means(self, single: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
         """Noise variances of Y, from those of single samples."""
-        return single / self.weight
+        return noise_of_means(single, self.weight)
 
     def squares(self, single: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
         """`scatter` in units of the noise variances of single samples; 0 without noise."""

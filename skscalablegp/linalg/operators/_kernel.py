@@ -30,6 +30,11 @@ ONE = torch.ones(())
 _MANY_BLOCKS = 8
 
 
+def noise_of_means(single: Float[Tensor, " n"], counts: Float[Tensor, "*#n"]) -> Tensor:
+    """Noise variances of the means of `counts` equal rows each, from those of single rows."""
+    return single / counts
+
+
 class Workspace:
     """What computes products, and an n x n buffer, so that training allocates H only once.
 
@@ -131,9 +136,7 @@ class KernelOperator(LinearOperator):
         self.X = X
         self.extra_noise, self.counts = extra_noise, counts
         with torch.no_grad():
-            noise = kernel.noise(self.theta, X)
-            noise = noise if extra_noise is None else noise + extra_noise
-            self.noise = (noise / counts).to(X.dtype)
+            self.noise = self._noise_at(self.theta).to(X.dtype)
             self.bound: BoundKernel = bind(kernel, self.theta, X)
             self._rows = self.bound.prepare(X)
             self._diag = self.bound.diag(X).to(X.dtype)
@@ -344,13 +347,17 @@ class KernelOperator(LinearOperator):
             grad += part.to(grad.device)
         return grad
 
+    def _noise_at(self, theta: Float[Tensor, " p"]) -> Float[Tensor, " n"]:
+        noise = self.kernel.noise(theta, self.X)
+        noise = noise if self.extra_noise is None else noise + self.extra_noise
+        return noise_of_means(noise, self.counts)
+
     def _diagonal_grad(self, weights: Float[Tensor, " n"]) -> Float[Tensor, " p"]:
         """The part of the diagonal, on which k(x, x) is exact as in `_tile`."""
         with torch.enable_grad():
             theta = self.theta.to(precise_device(self.device), non_blocking=True, copy=True)
             theta.requires_grad_(True)
-            noise = self.kernel.noise(theta, self.X)
-            diagonal = self.kernel.diag(theta, self.X) + noise / self.counts
+            diagonal = self.kernel.diag(theta, self.X) + self._noise_at(theta)
             return slope((diagonal * weights).sum(), theta)
 
     def to_dense(self) -> Float[Tensor, "n n"]:

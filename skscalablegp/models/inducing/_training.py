@@ -18,8 +18,8 @@ from ...core.training import TrainingStep, train_steps
 from ...kernels import TorchKernel
 from ._bound import NaturalBelief, WhitenedBelief, Whitening, variational_bound
 from ._collapsed import BlocksHere, collapsed_bound
-from ._sharded import stepper_of
 from ._plan import SparsePlan
+from ._sharded import stepper_of
 from ._stepper import SparseFit, SparseModel, SparseRows, SparseSettings, SparseStepper
 
 # Rows of the start's exact likelihood.

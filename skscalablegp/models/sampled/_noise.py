@@ -12,7 +12,7 @@ from torch import Tensor
 from ...core.likelihoods import CONSTANT_VARIANCE, Likelihood, LikelihoodTerms
 from ...kernels import TorchKernel
 from ...linalg.gradients import Rows
-from ...linalg.operators import ONE
+from ...linalg.operators import ONE, noise_of_means
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ class NoiseAtRows:
     def variances_of_means(self, Y: Float[Tensor, "b t"]) -> Float[Tensor, " b"]:
         """The noise variances of the means of the rows that each row stands for."""
         single = self.variances(Y)
-        return single / self.counts.to(single)
+        return noise_of_means(single, self.counts.to(single))
 
     def counted(self, values: Tensor) -> Tensor:
         """Values of single rows (b, ...), times the number of rows that each stands for."""

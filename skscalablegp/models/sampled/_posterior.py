@@ -26,7 +26,7 @@ from ...core.posteriors import (
     shifted,
 )
 from ...kernels import TorchKernel, compile_kernel
-from ...linalg.operators import ONE
+from ...linalg.operators import ONE, noise_of_means
 from ...linalg.solvers import cholesky_with_jitter
 from ._basis import Functions, SampledBasis
 
@@ -361,7 +361,7 @@ def support_variance(
     X = X.double()
     theta = compiled.theta0.to(X.device)
     K = compiled.cross(theta, X, X)
-    noise = torch.ones(len(X)).to(K) / weight / counts.to(K)
+    noise = noise_of_means(torch.ones(len(X)).to(K) / weight, counts.to(K))
     factor, _ = cholesky_with_jitter(K + torch.diag(noise))
     return SupportVariance(compiled, X, factor, scale)
 

@@ -44,7 +44,11 @@ from skscalablegp.models.grid import (
 from skscalablegp.models.grid._network import _negative_likelihood, _squared_error
 from skscalablegp.models.grid._objective import few_rows_gradient, summed
 from skscalablegp.models.inducing import NaturalBelief, SparseModel, variational_bound
-from skscalablegp.models.inducing._collapsed import InducingGradient
+from skscalablegp.models.inducing._collapsed import (
+    InducingGradient,
+    left_out_scales,
+    problem_blocks,
+)
 from skscalablegp.models.neighbors import LocalGradient
 
 T = 2
@@ -152,6 +156,31 @@ def test_inducing_points(problems, scale):
     a, b = (estimator.estimate(p, theta, None)[0] for p in (one, other))
     assert_allclose(a.value, b.value, rtol=1e-9)
     assert_allclose(a.grad, b.grad, rtol=1e-6, atol=1e-8)
+
+
+def test_scales_of_left_out_rows(problems):
+    """Against dense regressions on all rows of the table, of which equal ones are left out."""
+    one, other, found = problems
+    kernel, theta, Z = one.kernel, one.kernel.theta0, one.X[:5]
+    scales = left_out_scales(kernel, theta, Z, problem_blocks(one, 7), one.rows)
+    K = kernel.cross(theta, Z, Z) + 1e-10 * torch.eye(len(Z))
+    Q = kernel.cross(theta, other.X, Z) @ torch.linalg.solve(K, kernel.cross(theta, Z, other.X))
+    left = kernel.diag(theta, other.X) - Q.diagonal()
+    groups, share = torch.as_tensor(found.groups), torch.as_tensor(found.counts) / len(found.groups)
+    losses = []
+    for ratio in 10 ** (np.arange(-16, 25) / 8):
+        noise, squares = ratio * float(kernel.noise(theta, Z[:1])), []
+        for group, row in enumerate(found.rows):
+            rest = groups != group
+            H = Q[rest][:, rest] + noise * torch.eye(int(rest.sum()))
+            weights = torch.linalg.solve(H, Q[rest][:, row])
+            variance = Q[row, row] - weights @ Q[rest][:, row] + left[row] + noise
+            squares.append(((one.Y[group] - weights @ other.Y[rest]).square().mean(), variance))
+        square, variance = torch.tensor(squares).double().T
+        factor = float((share * square / variance).sum())
+        losses.append((np.log(factor) + float((share * variance.log()).sum()), factor, ratio))
+    _, factor, ratio = min(losses)
+    assert_allclose(scales, (factor, factor * ratio), rtol=1e-5)
 
 
 @pytest.mark.parametrize("likelihood", [Gaussian(), StudentT(4.0)])
