@@ -503,7 +503,7 @@ MUTANTS = [
         "slopes of a grid's few rows take a mean for a row",
         "few_rows_gradient",
         "rows.noise_of_means(torch.ones_like(v))",
-        "torch.ones_like(D)",
+        "torch.ones_like(v)",
         f"{ORACLES} -k grid_sums",
         True,
     ),
