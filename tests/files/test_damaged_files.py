@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from files_forge import Forged
-from fuzz.files import Fuzzer, memory, outcome, run
+from fuzz.files import Fuzzer, checkpoint, fits, memory, outcome, run
 from sklearn.ensemble import HistGradientBoostingRegressor, RandomForestRegressor
 from sklearn.linear_model import LinearRegression
 
@@ -52,6 +52,18 @@ def test_more_cases(tmp_path):
     assert not failures(run(2000, 2, tmp_path))
     (few := tmp_path / "few").mkdir()
     assert not failures(run(300, 1, few, names=("svgp", "grid", "nngp", "pipeline")))
+
+
+@pytest.mark.parametrize("part", ["_theta", "_points"])
+def test_a_last_state_with_fewer_numbers_is_refused(part, tmp_path):
+    """Where the fit ended, no further step would use it."""
+    model = fits()["steps"]
+    forged = Forged(file := checkpoint(model, tmp_path))
+    (name,) = [name for name in forged.header if name.endswith(f"/1.stepper.{part}")]
+    array = forged.array(name)
+    forged.put(name, array[: len(array) // 2].copy())
+    forged.write(file)
+    assert outcome(file, None, model)[0] == "refused"
 
 
 def test_a_file_cut_anywhere(path, tmp_path):

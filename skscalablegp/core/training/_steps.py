@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -213,13 +213,16 @@ class _Run:
     def advance(self, until: int) -> None:
         """Make steps until there are so many."""
         while self.done < until:
-            # Parts of a recorded state that do not belong together fail in the first step.
-            with reading() if self.resumed else nullcontext():
+            with self._first_use():
                 self.stepper.step()
             self.done, self.moved, self.resumed = self.done + 1, True, False
             if self.log.due and self.done < until:
                 self._record()
             self.monitor.budget.check()
+
+    def _first_use(self) -> AbstractContextManager[None]:
+        """Parts of a recorded state that do not belong together fail where they are first used."""
+        return reading() if self.resumed else nullcontext()
 
     def check(self, epochs: float) -> None:
         """Score the parameters, and tell the monitor."""
@@ -262,7 +265,8 @@ class _Run:
         if self.last is not None and not self.keep_best and reason is not End.DIVERGED:
             self.best, self.kept = self.last
         if self.kept is not None:
-            self.stepper.restore(self.kept)
+            with self._first_use():
+                self.stepper.restore(self.kept)
         result = StepsResult(self.best, self.done, reason)
         if not reason.ends_fit:
             self._record(result)
