@@ -34,7 +34,7 @@ def errors_without(
 ) -> tuple[Float[Tensor, "m t"], Float[Tensor, " m"]]:
     """Errors of predictions of rows (default: all) without their own targets, and the variances.
 
-    O(n^3). Rasmussen and Williams (2006), equation 5.12.
+    Merged rows are left out as a whole. O(n^3). Rasmussen and Williams (2006), equation 5.12.
     """
     posterior = ExactPosterior.of(problem, theta)[0]
     rows = torch.arange(len(problem.Y), device=problem.Y.device) if rows is None else rows
@@ -47,7 +47,15 @@ def left_out(problem: GPProblem, theta: Float[Tensor, " p"]) -> Leverage:
     """The mean leverage tr(I - S H^-1) / n, with noise variances S, and the leave-one-out errors.
 
     O(n^3). Hastie, Tibshirani and Friedman (2009), section 7.6.
+    Means are those over the rows before equal ones were merged, of which one at a time is left out.
     """
     errors, variance = errors_without(problem, theta)
-    unexplained = errors.square().mean() / problem.Y.var(0, correction=0).mean()
-    return Leverage(1 - float((problem.noise(theta) / variance).mean()), float(unexplained))
+    rows, noise = problem.rows, problem.noise(theta)
+    counts, n = rows.weight, rows.weight.sum()
+    # Where one of k equal rows is left out, the others draw its prediction to their mean.
+    latent, several = (variance - noise).clamp_min(0), counts > 1
+    drawn = torch.where(several, latent / ((counts - 1) * latent + counts * noise), 0.0)
+    squares = counts * errors.square().sum(1) * (1 - (counts - 1) * drawn).square()
+    squares = squares + rows.scatter * (1 + drawn).square()
+    total = rows.squares_of(rows.Y - rows.mean_of(rows.Y))
+    return Leverage(float((1 - noise / variance).sum() / n), float(squares.sum() / total))

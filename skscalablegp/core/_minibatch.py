@@ -29,6 +29,7 @@ from .data import (
     Scaling,
     alone,
     column_moments,
+    have_merged,
     known_noise,
     merged,
     weighted_moments,
@@ -101,16 +102,29 @@ class MinibatchGPRegressorBase(GPPredictionBase):
         self, X: np.ndarray, Y: np.ndarray, noise_variance: Any, sample_weight: Any
     ) -> GivenRows:
         """Validated rows, with equal ones merged."""
-        n = len(X)
-        alpha = check_noise(getattr(self, "alpha", 0.0), n)
-        known = check_noise_variance(noise_variance, n, Y.shape[1])
-        weights = check_sample_weight(sample_weight, n)
-        columns = [alpha, *(() if known is None else known.T)]
-        noise = [column for column in columns if np.ptp(column) > 0]
-        found = merged_with_targets(X, Y, noise, weights)
+        alpha = check_noise(getattr(self, "alpha", 0.0), len(X))
+        found = self._found(X, Y, noise_variance, sample_weight)
         rows = found.rows
+        known = check_noise_variance(noise_variance, len(X), Y.shape[1])
         given = noise_variance if known is None else known[rows]
         return GivenRows(self, X[rows], Y[rows], given, found.counts, alpha[rows], rows)
+
+    def _found(
+        self, X: np.ndarray, Y: np.ndarray, noise_variance: Any, sample_weight: Any = None
+    ) -> Merged:
+        """How equal rows are merged."""
+        alpha = check_noise(getattr(self, "alpha", 0.0), len(X))
+        known = check_noise_variance(noise_variance, len(X), Y.shape[1])
+        weights = check_sample_weight(sample_weight, len(X))
+        columns = [alpha, *(() if known is None else known.T)]
+        return merged_with_targets(X, Y, [one for one in columns if np.ptp(one) > 0], weights)
+
+    def _left_out(self, X, y, noise_variance, rows):
+        table = None if self._exact is None else self._exact.table
+        if table is None or not have_merged(table.counts):
+            return super()._left_out(X, y, noise_variance, rows)
+        found = self._found(X, y.reshape(len(X), -1), noise_variance)
+        return self._left_out_of(table, found, X, y, rows)
 
     def _known_noise(
         self, noise_variance: Any, n: int, scaling: Scaling, likelihood: Likelihood, reset: bool

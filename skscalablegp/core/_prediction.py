@@ -27,7 +27,8 @@ from ._exact_process import ExactProcess
 from ._fitted import FittedProcess, LeftOut
 from ._model import GPModel
 from ._warn import warn_once
-from .posteriors import Affine, Posterior, draw_observations
+from .data import Merged, Table
+from .posteriors import Affine, Copies, MeanAndVariance, Posterior, draw_observations
 
 # The default of `alpha` is a jitter relative to the target's variance, in any units.
 _DEFAULT_ALPHA = 1e-10
@@ -144,7 +145,40 @@ class GPPredictionBase(MultiOutputMixin, RegressorMixin, GPModel):
         places = torch.as_tensor(rows, device=at.device)
         Y = (y[rows].reshape(len(rows), -1) - self._y_train_mean) / self._y_train_std
         Y, known = (torch.tensor(np.ascontiguousarray(part)).to(at) for part in (Y, known[rows]))
-        predicted = self._posterior().leave_one_out(places, at, Y, known)
+        return self._as_left_out(rows, self._posterior().leave_one_out(places, at, Y, known))
+
+    def _left_out_of(
+        self, table: Table, found: Merged | None, X: np.ndarray, y: np.ndarray, rows: np.ndarray
+    ) -> LeftOut | None:
+        """As `_left_out`, for the posterior of a merged table: of equal rows one is left out.
+
+        Parameters
+        ----------
+        table : Table
+            The rows of the posterior, with targets and noise in its units.
+        found : Merged or None
+            How rows of X have become those of the table. None if X has the table's own rows, which
+            are left out as a whole.
+        X, y, rows
+            As in `_left_out`.
+        """
+        if found is not None and not np.array_equal(found.counts, table.counts):
+            return None  # The fit has had weights, or other rows have joined.
+        groups = rows if found is None else found.groups[rows]
+        chosen, place = np.unique(groups, return_inverse=True)
+        at = self._inputs(X[chosen] if found is None else X[found.rows][chosen])
+        counts = table.counts[chosen]
+        stay = np.zeros(len(counts)) if found is None else counts - 1
+        own = (y[rows].reshape(len(rows), -1) - self._y_train_mean) / self._y_train_std
+        parts = table.targets[chosen], table.noise[chosen], counts, stay, own
+        tensors = (torch.tensor(np.ascontiguousarray(part)).to(at) for part in parts)
+        Y, known, counts, stay, own = tensors
+        of, place = (torch.as_tensor(part, device=at.device) for part in (chosen, place))
+        copies = Copies(counts, stay, place, own)
+        return self._as_left_out(rows, self._posterior().leave_copies_out(of, at, Y, known, copies))
+
+    def _as_left_out(self, rows: np.ndarray, predicted: MeanAndVariance | None) -> LeftOut | None:
+        """Means and variances of normalised targets in the units of the targets."""
         if predicted is None:
             return None
         mean, variance = (part.cpu().double().numpy() for part in predicted)

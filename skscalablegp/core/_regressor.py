@@ -22,7 +22,6 @@ from .._validation import (
 )
 from ..kernels import ObjectRows, TorchKernel, compile_kernel
 from ..linalg.gradients import GPProblem, exact_marginal_likelihood
-from ..linalg.operators import noise_of_means
 from ._defaults import KNOWN_NOISE, table_kernel
 from ._edge import answers
 from ._exact import fit_exactly
@@ -30,7 +29,7 @@ from ._exact_process import ExactProcess
 from ._fitted import LeftOut
 from ._given import GivenShards, own_rows
 from ._model import check_categories
-from ._prediction import GPPredictionBase, squeeze
+from ._prediction import GPPredictionBase
 from ._run import FitRun
 from .data import Merged, Table, have_merged, known_noise, merged, n_columns
 from .posteriors import Affine
@@ -212,58 +211,13 @@ class TableRegressorBase(GPPredictionBase):
     _within_train: Any = None
 
     def _left_out(self, X, y, noise_variance, rows) -> LeftOut | None:
-        """As in the base class; of rows that were merged, each is left out alone."""
-        counts = self._counts_train
-        if counts is None:
+        if self._counts_train is None:
             return super()._left_out(X, y, noise_variance, rows)
-        groups, alone = rows, not np.array_equal(X, self.X_train_)
-        if alone:
-            known = check_noise_variance(noise_variance, len(X), self._n_outputs())
-            found = self._merged(X, np.asarray(y, dtype=np.float64), known)
-            if not np.array_equal(found.counts, counts):
-                return None  # The fit has had weights, or other rows have joined.
-            groups = found.groups[rows]
-        chosen, place = np.unique(groups, return_inverse=True)
-        together = self._left_out_together(chosen, counts[chosen])
-        if together is None:
-            return None
-        mean, latent, noise = (part[place] for part in together)
-        Y = (y[rows].reshape(len(rows), -1) - self._y_train_mean) / self._y_train_std
-        # The remaining equal rows are observed again, through their mean.
-        rest = counts[groups][:, None] - 1 if alone else np.zeros((len(rows), 1))
-        others = counts[groups][:, None] * self._table().targets[groups] - Y
-        gain = latent / (rest * latent + noise)
-        mean = mean + gain * (others - rest * mean if alone else 0.0)
-        std = np.sqrt(latent * (1 - rest * gain) + noise) * self._y_train_std
-        mean = mean * self._y_train_std + self._y_train_mean
-        return LeftOut(rows, squeeze(mean), squeeze(std), "leave_one_out")
-
-    def _left_out_together(
-        self, chosen: np.ndarray, counts: np.ndarray
-    ) -> tuple[np.ndarray, ...] | None:
-        """Merged rows left out as a whole, in normalised units; None without a closed form.
-
-        `counts` are the numbers of rows that the chosen ones stand for.
-
-        Returns
-        -------
-        mean : ndarray of shape (k, t)
-        latent, noise : ndarray of shape (k, 1)
-            Variances of the latent function, and of the noise of a single row.
-        """
-        posterior, at = self._posterior(), self._inputs(self.X_train_[chosen])
-        parts = self._table().targets[chosen], self._noise_train[chosen], counts
-        Y, known, repeats = (torch.tensor(np.ascontiguousarray(part)).to(at) for part in parts)
-        white = posterior.noise(at)
-        noise, places = white + known, torch.as_tensor(chosen, device=at.device)
-        # The noise of the means, of which posteriors know the white part.
-        of_means = noise_of_means(noise, repeats)
-        predicted = posterior.leave_one_out(places, at, Y, of_means - white)
-        if predicted is None:
-            return None
-        mean, variance = predicted
-        found = mean, (variance - of_means).clamp_min(0)[:, None], noise[:, None]
-        return tuple(part.cpu().double().numpy() for part in found)
+        if np.array_equal(X, self.X_train_):
+            return self._left_out_of(self._table(), None, X, y, rows)
+        known = check_noise_variance(noise_variance, len(X), self._n_outputs())
+        found = self._merged(X, np.asarray(y, dtype=np.float64), known)
+        return self._left_out_of(self._table(), found, X, y, rows)
 
     def _join_exactly(self, run: FitRun, remedy: str) -> None:
         """Make the exact process of the table, which rows have joined, the fitted model."""
@@ -356,7 +310,7 @@ class TableRegressorBase(GPPredictionBase):
         if hasattr(self, "partial_fit"):
             return super()._with_rows(X, y, noise_variance)
         other, settings = self._grown(X, y, noise_variance), self.get_params(deep=False)
-        table = other._table()
+        table = _parted(other._table())
         given = {"sample_weight": table.counts}
         if np.ptp(table.noise) > 0:
             given["noise_variance"] = table.noise
@@ -490,3 +444,17 @@ class GPRegressorBase(TableRegressorBase):
     def _max_jitter(self) -> float:
         """Largest jitter of exact factorisations, as a multiple of the mean diagonal entry."""
         return 1e-3
+
+
+def _parted(table: Table) -> Table:
+    """The table with two rows in place of each whose targets differ, which a fit merges again.
+
+    Halves of the weight, at equal distances from the mean, have the targets' mean and scatter.
+    """
+    both = np.repeat(np.arange(len(table.X)), 1 + (table.within > 0))
+    first = np.append(True, both[1:] != both[:-1])
+    share = np.where(table.within > 0, 0.5, 1.0)[both]
+    apart = np.sqrt(table.within / (table.counts * table.targets.shape[1]))[both]
+    Y = table.targets[both] + np.where(first, apart, -apart)[:, None]
+    parts = table.rows(both)
+    return replace(parts, y=Y.reshape(parts.y.shape), counts=share * parts.counts)

@@ -360,6 +360,11 @@ class LOVEPredictor(MetaRegressorBase):
     def _input_module(self) -> torch.nn.Module:
         return fitted_process(self.estimator_).input_module()
 
+    def _left_out(self, X, y, noise_variance, rows):
+        """Those of the regressor, which knows its rows; low-rank variances have no closed form."""
+        process = fitted_process(self.estimator_)
+        return process.left_out(X, y, noise_variance, rows) if self._basis is None else None
+
     def _check_joint_memory(self, X: np.ndarray, what: str) -> None:
         fitted_process(self.estimator_).check_joint_memory(X, what)
 

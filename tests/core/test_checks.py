@@ -17,6 +17,7 @@ from skscalablegp import (
     SVGPRegressor,
 )
 from skscalablegp.core import FitRun, left_out, rows_to_check, warn_if_rough
+from skscalablegp.core.data import merged, problem_square
 from skscalablegp.kernels import compile_kernel
 from skscalablegp.linalg.gradients import GPProblem, Rows
 
@@ -67,6 +68,23 @@ def test_leverage_and_errors_left_out_by_dense_algebra():
         weights = np.linalg.solve((K + S)[np.ix_(others, others)], y[others])
         errors.append(y[i] - K[i, others] @ weights)
     assert found.unexplained == pytest.approx(np.mean(np.square(errors)) / y.var())
+
+
+def test_of_equal_rows_one_is_left_out_at_a_time():
+    rng = np.random.default_rng(0)
+    of = np.sort(rng.integers(0, 12, 40))
+    X, y = rng.normal(size=(12, 2))[of], rng.normal(size=40) + of / 4
+    found = merged(X, y, [])
+    kernel = compile_kernel(ConstantKernel() * RBF(0.7) + WhiteKernel(0.2), 2)
+    rows = torch.tensor(X[found.rows]), torch.tensor(found.y)[:, None]
+    problem = GPProblem(kernel, Rows.of(*rows, 0.0, found.counts, found.within[:, 0]))
+    assert problem_square(problem) == pytest.approx(np.mean(y**2))
+    ours = left_out(problem, kernel.theta0)
+    K = np.exp(-0.5 * ((X[:, None] - X) ** 2).sum(2) / 0.7**2)
+    H = K + 0.2 * np.eye(40)
+    assert ours.leverage == pytest.approx(np.trace(np.linalg.solve(H, K)) / 40)
+    errors = np.linalg.solve(H, y) / np.diag(np.linalg.inv(H))
+    assert ours.unexplained == pytest.approx(np.mean(np.square(errors)) / y.var())
 
 
 @pytest.mark.parametrize(

@@ -130,7 +130,8 @@ class Table:
 
     def mean_square(self) -> float:
         """The mean of the squared targets as the model sees them."""
-        return reduce(add, self.each(_squares)) / self.y.size
+        squares, count = reduce(add, self.each(_squares))
+        return float(squares / count)
 
     def ranges(self) -> tuple[np.ndarray, np.ndarray]:
         """The lowest and the highest entry of each column that is not very far."""
@@ -221,8 +222,11 @@ def _moments(table: Table, limits: tuple[np.ndarray, np.ndarray]) -> Moments:
     return Moments.of(table.X, limits)
 
 
-def _squares(table: Table) -> float:
-    return float(np.square(table.y).sum())
+def _squares(table: Table) -> np.ndarray:
+    """The sum of the squared targets of all rows, and their number."""
+    Y, counts = table.targets, table.counts
+    squares = (counts[:, None] * np.square(Y)).sum() + table.within.sum()
+    return np.array([squares, counts.sum() * Y.shape[1]])
 
 
 def _ranges(table: Table, limits: tuple[np.ndarray, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
@@ -248,7 +252,8 @@ def problem_spread(problem: GPProblem, columns: np.ndarray) -> np.ndarray:
 
 def problem_square(problem: GPProblem) -> float:
     """The mean of the squared targets of a problem."""
-    return reduce(add, problem.each(_problem_squares)) / problem.Y.numel()
+    squares, count = reduce(add, problem.each(_problem_squares))
+    return float(squares / count)
 
 
 def problem_varies(problem: GPProblem) -> bool:
@@ -267,8 +272,9 @@ def _problem_moments(
     return Moments.of(_columns(problem, columns), limits)
 
 
-def _problem_squares(problem: GPProblem) -> float:
-    return float(problem.Y.double().square().sum())
+def _problem_squares(problem: GPProblem) -> np.ndarray:
+    rows = problem.rows.to(torch.float64)
+    return np.array([float(rows.squares_of(rows.Y)), rows.n_rows * rows.Y.shape[1]])
 
 
 def _problem_ends(problem: GPProblem) -> tuple[torch.Tensor, torch.Tensor]:

@@ -2,6 +2,7 @@
 
 from ._base import (
     AUTO_RANK,
+    Copies,
     Draws,
     LowRank,
     LowRankForm,

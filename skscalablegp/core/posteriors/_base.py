@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -12,6 +13,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from ...kernels import NotExportable
+from ...linalg.operators import noise_of_means
 from ..likelihoods import Gaussian, Likelihood
 from ._modules import PosteriorModule
 from ._moments import Moments
@@ -122,6 +124,30 @@ class Posterior(ABC):
             both.
         """
         return None
+
+    def leave_copies_out(
+        self,
+        rows: Int[Tensor, " k"],
+        X: Float[Tensor, "k d"],
+        Y: Float[Tensor, "k t"],
+        known: Float[Tensor, " k"],
+        copies: Copies,
+    ) -> MeanAndVariance | None:
+        """As `leave_one_out`, for single ones (m) of the rows that k rows have been merged from.
+
+        Y are the means of the merged rows' targets, and `known` the noise of single rows. So are
+        the returned variances.
+        """
+        white = self.noise(X)
+        noise = white + known
+        of_means = noise_of_means(noise, copies.counts)
+        found = self.leave_one_out(rows, X, Y, of_means - white)
+        if found is None:
+            return None
+        mean, total = (part[copies.place] for part in (found[0], found[1] - of_means))
+        noise = noise[copies.place]
+        mean, variance = copies.others_seen(mean, total.clamp_min(0), noise, Y)
+        return mean, variance + noise
 
     def low_rank_form(self) -> LowRankForm | None:
         """The form from which low-rank variances are computed; None without fast products."""
@@ -250,6 +276,45 @@ class LowRankForm:
         made = self._low(basis)
         error = float((made.variance(held) - exact).abs().max())
         return LowRank(made, basis.shape[1], error, basis.cpu().numpy())
+
+
+class Copies(NamedTuple):
+    """Single rows (m) that have been merged into k rows, each of which is to be left out alone.
+
+    Attributes
+    ----------
+    counts : Tensor of shape (k,)
+        How many single rows each merged row stands for.
+    stay : Tensor of shape (k,)
+        How many of them stay where one is left out.
+    place : Tensor of shape (m,)
+        The merged row of each single row.
+    Y : Tensor of shape (m, t)
+        Targets of the single rows.
+    """
+
+    counts: Float[Tensor, " k"]
+    stay: Float[Tensor, " k"]
+    place: Int[Tensor, " m"]
+    Y: Float[Tensor, "m t"]
+
+    def others_seen(
+        self,
+        mean: Float[Tensor, "... m t"],
+        variance: Float[Tensor, "... m"],
+        noise: Float[Tensor, " m"],
+        Y: Float[Tensor, "k t"],
+    ) -> tuple[Tensor, Tensor]:
+        """Moments of f that have seen none of the equal rows, once they have seen those that stay.
+
+        `noise` is that of single rows, and Y the means of the merged rows' targets.
+        """
+        counts, stay = self.counts[self.place], self.stay[self.place]
+        spread = torch.where(stay > 0, stay * variance + noise, 1.0)
+        gain = torch.where(stay > 0, variance / spread, 0.0)
+        others = counts[:, None] * Y[self.place] - self.Y
+        mean = mean + gain[..., None] * (others - stay[:, None] * mean)
+        return mean, variance * (1 - stay * gain)
 
 
 def without_own(

@@ -89,10 +89,13 @@ class Rows:
         """Noise variances of Y, from those of single samples."""
         return noise_of_means(single, self.weight)
 
-    def squares(self, single: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
-        """`scatter` in units of the noise variances of single samples; 0 without noise."""
-        noisy = single > 0
-        return torch.where(noisy, self.scatter / torch.where(noisy, single, 1.0), 0.0)
+    def squares_of(self, Y: Float[Tensor, "n t"]) -> Float[Tensor, ""]:
+        """The sum of the squared targets of all samples before merging, whose means are Y."""
+        return (self.weight[:, None] * Y.square()).sum() + self.scatter.sum()
+
+    def mean_of(self, Y: Float[Tensor, "n t"]) -> Float[Tensor, " t"]:
+        """The mean of their targets."""
+        return (self.weight[:, None] * Y).sum(0) / self.weight.sum()
 
     def log_density(self, single: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
         """The logarithm of the other factor, from the noise variances of single samples.

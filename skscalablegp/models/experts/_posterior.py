@@ -19,7 +19,7 @@ from ...core.posteriors import (
     Posterior,
     PosteriorModule,
 )
-from ...linalg.operators import KernelOperator
+from ...linalg.operators import KernelOperator, noise_of_means
 from ...linalg.parallel import run, workers
 
 # New rows that an expert predicts at a time, and rows or columns of the inverse factor in a block.
@@ -390,9 +390,40 @@ class ExpertsPosterior(Posterior):
         return Moments(combined.mean, combined.variance, self.noise(X))
 
     def leave_one_out(self, rows, X, Y, known) -> MeanAndVariance:
-        """Experts that have a row leave it out; the others predict it as usual."""
-        chosen, noise = self._nearest(X), known + self.noise(X)
+        noise = known + self.noise(X)
+        chosen, means, variances, _ = self._without(rows, X, Y, known, noise)
+        combined = self._combined(X, chosen, means, variances)
+        return combined.mean, combined.variance + noise
+
+    def leave_copies_out(self, rows, X, Y, known, copies) -> MeanAndVariance:
+        """The experts that have a row see its equal rows again, before they are combined."""
+        white, place = self.noise(X), copies.place
+        noise = white + known
+        of_means = noise_of_means(noise, copies.counts)
+        found = self._without(rows, X, Y, of_means - white, of_means)
+        chosen, means, variances, left = (part[:, place] for part in found)
+        seen, less = copies.others_seen(means, variances, noise[place], Y)
+        means, variances = means.where(~left[..., None], seen), variances.where(~left, less)
+        combined = self._combined(X[place], chosen, means, variances)
+        return combined.mean, combined.variance + noise[place]
+
+    def _without(
+        self, rows: Tensor, X: Tensor, Y: Tensor, known: Tensor, noise: Tensor
+    ) -> tuple[Tensor, ...]:
+        """Experts that have a row leave it out; the others predict it as usual.
+
+        `known` and `noise` are the noise of Y besides the white noise, and all of it.
+
+        Returns
+        -------
+        chosen, means, variances : Tensor of shape (q, k), (q, k, t) and (q, k)
+            The rows' experts, and their latent moments.
+        left : Tensor of bool of shape (q, k)
+            Which of them have left out the row.
+        """
+        chosen = self._nearest(X)
         means, variances = self._each(X, chosen)
+        left = torch.zeros_like(chosen, dtype=torch.bool)
         for k, (part, expert) in enumerate(zip(self.parts, self.experts, strict=True)):
             order = np.argsort(part)
             places = np.searchsorted(part, rows.cpu().numpy(), sorter=order).clip(max=len(part) - 1)
@@ -404,8 +435,8 @@ class ExpertsPosterior(Posterior):
             slots = (chosen[:, inside] == k).byte().argmax(0)
             means[slots, inside], total = expert.leave_one_out(*own)
             variances[slots, inside] = (total - noise[inside]).clamp_min(0)
-        combined = self._combined(X, chosen, means, variances)
-        return combined.mean, combined.variance + noise
+            left[slots, inside] = True
+        return chosen, means, variances, left
 
     def noise(self, X: Float[Tensor, "m d"]) -> Float[Tensor, " m"]:
         """The mean of the experts' noise variances, which are equal if they share a kernel."""

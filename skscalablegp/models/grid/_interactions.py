@@ -11,10 +11,10 @@ from ...core import (
     FEW_ROWS,
     FitRun,
     checking,
-    data_scaled_kernel,
     exact_check,
     left_out,
     rows_to_check,
+    table_kernel,
 )
 from ...core.data import Table
 from ...kernels import compile_kernel
@@ -43,7 +43,7 @@ def check_interactions(
     some = table.rows(rows_to_check(len(table.X), run, FEW_ROWS).numpy())
 
     def problem() -> GPProblem:
-        kernel = compile_kernel(data_scaled_kernel(some.X, some.y), some.X.shape[1])
+        kernel = compile_kernel(table_kernel(some), some.X.shape[1])
         return some.centred(kernel).problem(kernel, torch.float64, run.device, keep=True)
 
     found = exact_check(problem, len(table.X), run) if trained else None
@@ -52,8 +52,9 @@ def check_interactions(
     few, theta = found
     with checking(run):
         exact = left_out(few, theta).unexplained
-        error = few.Y.cpu() - mean(torch.as_tensor(some.X))
-        own = float(error.square().mean() / few.Y.cpu().var(0, correction=0).mean())
+        Y, known = few.Y, few.rows
+        error = Y - mean(torch.as_tensor(some.X)).to(Y)
+        own = float(known.squares_of(error) / known.squares_of(Y - known.mean_of(Y)))
         if own > _INTERACTIONS * exact:
             run.advise_other_model(
                 f"columns interact. A sum of functions of one column each leaves {own:.2g} of "

@@ -124,6 +124,13 @@ class InducingPosterior(Posterior):
         mean, left_out = without_own(Y, mean, spread, known + noise)
         return mean, left_out + variance - spread
 
+    def leave_copies_out(self, rows, X, Y, known, copies) -> MeanAndVariance | None:
+        """A row tells the inducing values alone, so that its own target is all that it takes."""
+        if not copies.stay.any():
+            return super().leave_copies_out(rows, X, Y, known, copies)
+        place = copies.place
+        return self.leave_one_out(rows[place], X[place], copies.Y, known[place])
+
     def covariance(self, X: Float[Tensor, "b d"]) -> Float[Tensor, "b b"]:
         X = self._seen(X)
         A = self.white.inverse @ self._cross(X)

@@ -32,7 +32,7 @@ from ...core.posteriors import ExactPosterior, Posterior
 from ...core.training import Budget, TrainingResult
 from ...features import sample_prior_features
 from ...kernels import NoSpectralDensity, TorchKernel, default_kernel
-from ...linalg.gradients import GPProblem, GradientState
+from ...linalg.gradients import GPProblem, GradientState, Rows
 from ...linalg.operators import choose_products, compiler_for
 from ._early_end import HeldOutErrors
 from ._final_solve import FinalSolve, final_solve, solve_without
@@ -274,9 +274,9 @@ class SolvedGPRegressor(GPRegressorBase):
         problem, rows, errors = left_out.problem, left_out.rows, left_out.errors
         scale = float((errors.square() / left_out.variance[:, None]).mean())
         some = problem.rows.take(rows)
-        within = some.squares(problem.row_noise(theta, rows)).sum() / errors.shape[1]
+        within = _scatter(some, problem.row_noise(theta, rows)) / errors.shape[1]
         total = float(some.weight.sum())
-        scale = scale * (len(rows) / total) + float(within) / total
+        scale = scale * (len(rows) / total) + within / total
         if not 0 < scale < math.inf:
             return theta, 1.0
         variances = torch.as_tensor(kernel.variances).to(theta)
@@ -354,7 +354,7 @@ class SolvedGPRegressor(GPRegressorBase):
                 self._pathwise = to_numpy(to_torch(self._pathwise).scaled(scale))
             quadratic = float(weights.numpy().ravel() @ np.ravel(self.y_train_)) + squares
             problem = self._trained_problem()
-            quadratic += float(problem.rows.squares(problem.row_noise(theta) / scale).sum())
+            quadratic += _scatter(problem.rows, problem.row_noise(theta) / scale)
             total = float(problem.rows.weight.sum()) * weights.shape[1]
             self.log_marginal_likelihood_value_ += 0.5 * (
                 quadratic * (1 - 1 / scale) - total * math.log(scale)
@@ -436,6 +436,12 @@ def _stored_in_time(problem: GPProblem, theta: torch.Tensor, budget: Budget) -> 
     few = problem.subset(torch.arange(_TIMED_ROWS)).operator(theta)
     seconds = (n / _TIMED_ROWS) ** 2 * budget.timed(few.to_dense)
     return replace(problem, keep=seconds <= budget.share("matrix of a solve").limit)
+
+
+def _scatter(rows: Rows, noise: torch.Tensor) -> float:
+    """The scatter within merged rows in units of the noise of single ones; 0 without noise."""
+    noisy = noise > 0
+    return float(torch.where(noisy, rows.scatter / torch.where(noisy, noise, 1.0), 0.0).sum())
 
 
 def _held_out(problem: GPProblem, generator: torch.Generator) -> Int[torch.Tensor, " h"] | None:
