@@ -18,6 +18,7 @@ from sklearn.base import clone
 from sklearn.dummy import DummyRegressor
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel, WhiteKernel
 
+import skscalablegp
 from skscalablegp import (
     BSGDDKLRegressor,
     IterativeGPRegressor,
@@ -38,7 +39,7 @@ from skscalablegp import (
     SVGPRegressor,
 )
 from skscalablegp.likelihoods import Bernoulli
-from skscalablegp.models.experts._posterior import COMBINATIONS
+from skscalablegp.models.experts import COMBINATIONS
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 SIGNAL, WHITE = ConstantKernel(1.5) * RBF([0.8, 1.2]), 0.1
@@ -419,3 +420,62 @@ def test_labels_of_equal_rows_are_terms_of_their_own():
     found = posterior.latent_moments(rows)
     assert_allclose(found[0].ravel(), mean, atol=1e-3)
     assert_allclose(found[1].ravel(), variance, atol=1e-3)
+
+
+# ---------------------------------------------------------------- trained models
+
+N = 3500
+BELOW = {
+    "HeteroscedasticRegressor": IterativeGPRegressor(),
+    "MeanFunctionRegressor": IterativeGPRegressor(),
+    "LOVEPredictor": IterativeGPRegressor(),
+    "StackedGPRegressor": [("experts", PoERegressor()), ("points", SVGPRegressor())],
+}
+# Few steps: copies matter to where these begin.
+FEW = {"max_iter": 60, "max_epochs": 30}
+NAMES = [
+    name
+    for name in skscalablegp.__all__
+    if isinstance(getattr(skscalablegp, name), type)
+    and hasattr(getattr(skscalablegp, name), "fit")
+    and name.endswith(("Regressor", "Classifier", "Predictor"))
+]
+
+
+def categories():
+    """Rows of few different entries, a probability for each, and labels drawn from it."""
+    rng = np.random.default_rng(0)
+    X = np.column_stack([rng.integers(0, 2, (N, 3)), rng.integers(0, 12, (N, 2))]).astype(float)
+    p = 1 / (1 + np.exp(0.6 - 0.5 * X[:, 0] - 0.15 * (X[:, 3] - 5.5)))
+    return X, p, (rng.random(N) < p).astype(int)
+
+
+@pytest.mark.slow
+@pytest.mark.seldom(
+    "AutoGPClassifier",
+    "StackedGPRegressor",
+    "HeteroscedasticRegressor",
+    "MeanFunctionRegressor",
+    "BSGDDKLRegressor",
+    "MinimaxDKLRegressor",
+)
+@pytest.mark.parametrize("name", NAMES)
+def test_copies_with_different_targets(name):
+    kind, given = getattr(skscalablegp, name), {}
+    if name in BELOW:
+        given["estimators" if name == "StackedGPRegressor" else "estimator"] = BELOW[name]
+    model = kind(**given)
+    known = model.get_params(deep=False)
+    settings = {k: v for k, v in FEW.items() if k in known} | {"random_state": 0}
+    if "inference" in known:
+        settings |= {"inference": "stochastic", "n_components": 256}
+    model.set_params(**{k: v for k, v in settings.items() if k in known})
+    X, p, y = categories()
+    model.fit(X[:3000], y[:3000])
+    found = (
+        model.predict_proba(X[3000:])[:, 1]
+        if name.endswith("Classifier")
+        else model.predict(X[3000:])
+    )
+    # The same probability for all rows has an error of 0.13.
+    assert np.sqrt(np.mean((found - p[3000:]) ** 2)) < 0.07

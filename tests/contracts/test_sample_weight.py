@@ -323,30 +323,6 @@ def test_the_likelihood_is_that_of_all_rows_and_so_is_its_gradient():
     assert_allclose(grad, np.array(slopes) / 2e-5, rtol=1e-5)
 
 
-def test_predictions_are_those_of_all_rows_with_the_scale_of_all_targets():
-    X, y, weights = table(t=2)
-    Xr, yr = repeated(weights, X, y)
-    model = IterativeGPRegressor(normalize_y=True, max_iter=3).fit(X, y, sample_weight=weights)
-    other = GaussianProcessRegressor(model.kernel_, optimizer=None, normalize_y=True).fit(Xr, yr)
-    expected = other.predict(X, return_std=True)
-    for got, want in zip(model.predict(X, return_std=True), expected, strict=True):
-        assert_allclose(got, want, rtol=1e-8)
-    want = other.log_marginal_likelihood_value_
-    assert_allclose(model.log_marginal_likelihood_value_, want, rtol=1e-9)
-
-
-def test_equal_rows_with_different_targets_have_the_scale_of_all_targets():
-    X, y, weights = table()
-    X, y = repeated(weights, X, y)
-    y = 3 + y + 0.5 * np.random.default_rng(3).normal(size=len(y))
-    kernel = ConstantKernel(1.5) * RBF([0.8, 1.2]) + WhiteKernel(0.1)
-    model = IterativeGPRegressor(kernel, optimizer=None, normalize_y=True).fit(X, y)
-    other = GaussianProcessRegressor(kernel, optimizer=None, normalize_y=True).fit(X, y)
-    assert_allclose(model.predict_std(X), other.predict(X, return_std=True)[1], rtol=1e-8)
-    want = other.log_marginal_likelihood_value_
-    assert_allclose(model.log_marginal_likelihood_value_, want, rtol=1e-9)
-
-
 @pytest.mark.parametrize("cls", [IterativeGPRegressor, NNGPRegressor, PoERegressor])
 def test_equal_rows_whose_weights_add_up_to_one(cls):
     """Halves of rows with other targets are rows with twice the noise and the scale of all."""
@@ -382,33 +358,7 @@ def test_weights_are_exponents_of_the_density_of_their_row():
     assert_allclose(model.predict([[0.0]]), mean, rtol=1e-8)
 
 
-def test_leaving_out_one_of_several_equal_rows():
-    X, y, weights = table()
-    X, y = repeated(weights, X, y)
-    y = y + 0.2 * np.random.default_rng(3).normal(size=len(y))
-    kernel = ConstantKernel(1.5) * RBF([0.8, 1.2]) + WhiteKernel(0.1)
-    model = IterativeGPRegressor(kernel, optimizer=None).fit(X, y)
-    rows = np.arange(0, len(X), 3)
-    found = model._left_out(X, y, None, rows)
-    inverse = np.linalg.inv(kernel(X) + 1e-10 * np.eye(len(X)))
-    variance = 1 / np.diag(inverse)
-    assert_allclose(found.mean, (y - inverse @ y * variance)[rows], rtol=1e-7)
-    assert_allclose(found.std, np.sqrt(variance)[rows], rtol=1e-7)
-    # Other rows than those of the fit have no closed form.
-    assert model._left_out(X[1:], y[1:], None, rows[:2]) is None
-
-
 # ---------------------------------------------------------------- inducing points
-
-
-def test_the_bound_with_all_points_is_the_likelihood_of_all_rows():
-    X, y, weights = table(20)
-    kernel = ConstantKernel(1.5) * RBF([0.8, 1.2]) + WhiteKernel(0.3)
-    settings = {"optimizer": None, "inducing": X, "n_inducing": 20, "optimize_inducing": False}
-    model = SVGPRegressor(kernel, small_table="method", **settings)
-    model.fit(X, y, sample_weight=weights)
-    want = dense(kernel, *repeated(weights, X, y))
-    assert_allclose(model.lower_bound_, want, rtol=1e-5)
 
 
 def test_a_class_without_weight_is_none():
@@ -422,25 +372,6 @@ def test_a_class_without_weight_is_none():
 
 
 # ---------------------------------------------------------------- grids
-
-
-@pytest.mark.parametrize("noisy", [False, True])
-def test_predictions_on_a_grid_are_those_of_all_rows(noisy):
-    X, y, weights = table(t=2)
-    Xr, yr = repeated(weights, X, y)
-    yr = yr + 0.2 * np.random.default_rng(3).normal(size=yr.shape)
-    noise = np.random.default_rng(2).uniform(0.05, 0.2, size=len(Xr)).round(1) if noisy else None
-    kernel = ConstantKernel(1.5) * RBF([0.8, 1.2]) + WhiteKernel(0.1)
-    model = KISSGPRegressor(kernel, grid_size=9, optimizer=None).fit(Xr, yr, noise_variance=noise)
-    (axes,) = model.grid_.components
-    points = np.stack(np.meshgrid(*(axis.points for axis in axes), indexing="ij"), -1)
-    K = kernel.k1(points.reshape(-1, 2))
-    W, at = (model.grid_.interpolate(rows).toarray() for rows in (Xr, X))
-    H = W @ K @ W.T + np.diag(np.full(len(Xr), 0.1) + (0 if noise is None else noise))
-    density = multivariate_normal(np.zeros(len(Xr)), H)
-    expected = density.logpdf(yr.T).sum()
-    assert_allclose(model.log_marginal_likelihood_value_, expected, rtol=1e-6)
-    assert_allclose(model.predict(X), at @ K @ W.T @ np.linalg.solve(H, yr), atol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -511,20 +442,6 @@ def test_weights_of_regressors_under_low_rank_variances():
 
 
 # ---------------------------------------------------------------- deep kernels
-
-
-def test_the_posterior_of_a_deep_kernel_is_that_of_all_rows():
-    X, y, weights = table(t=2)
-    Xr, yr = repeated(weights, X, y)
-    settings = {**DEEP, "early_stopping": False, "dtype": "float64"}
-    model = SCGDDKLRegressor(**settings).fit(X, y, sample_weight=weights)
-    Z, at = model.extract_features(Xr), model.extract_features(X)
-    H = model.kernel_(Z) + model.noise_variance_ * np.eye(len(Z))
-    unit = (yr - yr.mean(0)) / yr.std(0)
-    expected = multivariate_normal(np.zeros(len(Z)), H).logpdf(unit.T).sum()
-    assert_allclose(model.log_marginal_likelihood_value_, expected, rtol=1e-6)
-    mean = model.kernel_(at, Z) @ np.linalg.solve(H, unit) * yr.std(0) + yr.mean(0)
-    assert_allclose(model.predict(X), mean, atol=1e-6)
 
 
 def test_a_stream_goes_on_from_all_rows():

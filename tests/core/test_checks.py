@@ -1,7 +1,10 @@
 """Checks by an exact process of a few rows: the table is rough, or columns interact."""
 
 import warnings
+from contextlib import nullcontext
+from types import SimpleNamespace
 
+import named
 import numpy as np
 import pytest
 import torch
@@ -17,7 +20,7 @@ from skscalablegp import (
     SVGPRegressor,
 )
 from skscalablegp.core import FitRun, left_out, rows_to_check, warn_if_rough
-from skscalablegp.core.data import merged, problem_square
+from skscalablegp.core.data import Table, merged, problem_square
 from skscalablegp.kernels import compile_kernel
 from skscalablegp.linalg.gradients import GPProblem, Rows
 
@@ -85,6 +88,28 @@ def test_of_equal_rows_one_is_left_out_at_a_time():
     assert ours.leverage == pytest.approx(np.trace(np.linalg.solve(H, K)) / 40)
     errors = np.linalg.solve(H, y) / np.diag(np.linalg.inv(H))
     assert ours.unexplained == pytest.approx(np.mean(np.square(errors)) / y.var())
+
+
+def test_errors_of_a_sum_over_columns_are_those_of_single_rows(stand_in):
+    """A sum that predicts nothing leaves all of the targets' mean square, that of copies too."""
+    rng = np.random.default_rng(0)
+    of = np.sort(rng.integers(0, 30, 300))
+    X, y = rng.normal(size=(30, 2))[of], 1 + rng.normal(size=30)[of] + 0.5 * rng.normal(size=300)
+    found, said = merged(X, y, []), []
+    none = np.zeros(len(found.rows))
+    table = Table.read(X[found.rows], found.y, lambda scale: none, None, False, found=found)
+    kernel = compile_kernel(ConstantKernel() * RBF(0.1) + WhiteKernel(0.25), 2)
+    few = table.problem(kernel, torch.float64, torch.device("cpu"), keep=True)
+    stand_in("exact_check", lambda *given: (few, kernel.theta0))
+    run = SimpleNamespace(
+        generator=torch.Generator(),
+        device=few.X.device,
+        stage=lambda *given, **more: nullcontext(),
+        advise_other_model=said.append,
+    )
+    check_interactions = named.module("check_interactions").check_interactions
+    check_interactions(table, lambda rows: torch.zeros(len(rows), 1), True, run)
+    assert f"leaves {np.mean(y**2) / y.var():.2g} of" in said[0]
 
 
 @pytest.mark.parametrize(

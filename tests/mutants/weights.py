@@ -1,10 +1,12 @@
 """Mistakes in weights of rows."""
 
 CONTRACT = "tests/contracts/test_sample_weight.py"
+EQUAL = "tests/contracts/test_equal_rows.py"
 ORACLES = "tests/linalg/gradients/test_repeats.py"
 MERGING = "tests/core/test_merging.py"
 
 ORDERS = "tests/core/test_orders.py"
+CHECKS = "tests/core/test_checks.py"
 BEFORE = "tests/core/test_rows_before_merging.py"
 
 MUTANTS = [
@@ -212,7 +214,7 @@ MUTANTS = [
         "Rows.noise_of_means",
         "noise_of_means(single, self.weight)",
         "single",
-        f"{CONTRACT} -k all_points",
+        f"{EQUAL} -k points-other",
     ),
     (
         "slopes of a batch forget the weights",
@@ -243,7 +245,7 @@ MUTANTS = [
         "weighted_moments",
         "share = counts[:, None] / counts.sum()",
         "share = np.full((len(Y), 1), 1 / len(Y))",
-        f"{CONTRACT} -k scale_of_all_targets",
+        f"{EQUAL} -k exact-other",
         True,
     ),
     (
@@ -251,15 +253,15 @@ MUTANTS = [
         "weighted_moments",
         "(share * np.square(Y - mean)).sum(0) + np.sum(within, 0) / counts.sum()",
         "(share * np.square(Y - mean)).sum(0)",
-        f"{CONTRACT} -k equal_rows_with_different",
+        f"{EQUAL} -k exact-other",
         True,
     ),
     (
         "one of several equal rows is left out with the others",
-        "TableRegressorBase._left_out",
-        "counts[groups][:, None] - 1",
-        "0 * counts[groups][:, None]",
-        f"{CONTRACT} -k leaving_out",
+        "Copies.others_seen",
+        "variance / spread",
+        "0.0 * variance",
+        f"{EQUAL} -k exact-other",
         True,
     ),
     (
@@ -410,7 +412,7 @@ MUTANTS = [
         "GivenRows.target_moments",
         "weight = np.broadcast_to(self.weight, len(self))",
         "weight = np.ones(len(self))",
-        f"{CONTRACT} -k posterior_of_a_deep",
+        f"{EQUAL} -k deep-weights",
     ),
     (
         "a stream goes on from merged rows",
@@ -509,10 +511,90 @@ MUTANTS = [
     ),
     (
         "equal rows that are left out together have the noise of one",
-        "TableRegressorBase._left_out_together",
-        "noise_of_means(noise, repeats)",
+        "Posterior.leave_copies_out",
+        "noise_of_means(noise, copies.counts)",
         "noise",
-        f"{CONTRACT} -k leaving_out",
+        f"{EQUAL} -k copies",
+        True,
+    ),
+    (
+        "combined experts see the equal rows again, not those that have them",
+        "ExpertsPosterior.leave_copies_out",
+        "variances.where(~left, less)",
+        "less",
+        f"{EQUAL} -k experts_have",
+        True,
+    ),
+    (
+        "equal rows that stay tell more than inducing values",
+        "InducingPosterior.leave_copies_out",
+        "not copies.stay.any()",
+        "True",
+        f"{EQUAL} -k points-other",
+        True,
+    ),
+    (
+        "deep kernels of few rows leave out rows of another number",
+        "MinibatchGPRegressorBase._left_out",
+        "table is None or not have_merged(table.counts)",
+        "True",
+        f"{EQUAL} -k deep-rows-copies",
+        True,
+    ),
+    (
+        "low-rank variances leave out rows of another number",
+        "LOVEPredictor._left_out",
+        "process.left_out(X, y, noise_variance, rows)",
+        "super()._left_out(X, y, noise_variance, rows)",
+        f"{EQUAL} -k low-rank-other",
+        True,
+    ),
+    (
+        "checks leave out all copies of a row",
+        "left_out",
+        "(1 - (counts - 1) * drawn).square()",
+        "1.0",
+        f"{CHECKS} -k one_is_left_out",
+        True,
+    ),
+    (
+        "checks forget differences within groups",
+        "Rows.squares_of",
+        "(self.weight[:, None] * Y.square()).sum() + self.scatter.sum()",
+        "(self.weight[:, None] * Y.square()).sum()",
+        f"{CHECKS} -k one_is_left_out",
+        True,
+    ),
+    (
+        "errors of a sum over columns are those of means",
+        "check_interactions",
+        "known.squares_of(error)",
+        "error.square().sum()",
+        f"{CHECKS} -k single_rows",
+        True,
+    ),
+    (
+        "default kernels begin with the variance of means",
+        "_squares",
+        "table.within.sum()",
+        "0.0",
+        f"{EQUAL} -k default_kernels",
+        True,
+    ),
+    (
+        "starts begin with the variance of means",
+        "_problem_squares",
+        "float(rows.squares_of(rows.Y))",
+        "float(rows.Y.square().sum())",
+        f"{CHECKS} -k one_is_left_out",
+        True,
+    ),
+    (
+        "rows that join take the scatter of equal rows away",
+        "_parted",
+        "1 + (table.within > 0)",
+        "np.ones(len(table.X), dtype=int)",
+        f"{EQUAL} -k join",
         True,
     ),
 ]
