@@ -1,8 +1,6 @@
 """Checks by an exact process of a few rows: the table is rough, or columns interact."""
 
 import warnings
-from contextlib import nullcontext
-from types import SimpleNamespace
 
 import named
 import numpy as np
@@ -101,14 +99,11 @@ def test_errors_of_a_sum_over_columns_are_those_of_single_rows(stand_in):
     kernel = compile_kernel(ConstantKernel() * RBF(0.1) + WhiteKernel(0.25), 2)
     few = table.problem(kernel, torch.float64, torch.device("cpu"), keep=True)
     stand_in("exact_check", lambda *given: (few, kernel.theta0))
-    run = SimpleNamespace(
-        generator=torch.Generator(),
-        device=few.X.device,
-        stage=lambda *given, **more: nullcontext(),
-        advise_other_model=said.append,
-    )
+    stand_in("FitRun.advise_other_model", lambda run, text: said.append(text))
     check_interactions = named.module("check_interactions").check_interactions
-    check_interactions(table, lambda rows: torch.zeros(len(rows), 1), True, run)
+    with FitRun(KISSGPRegressor()) as run:
+        run.begin(table.X, table.y)
+        check_interactions(table, lambda rows: torch.zeros(len(rows), 1), True, run)
     assert f"leaves {np.mean(y**2) / y.var():.2g} of" in said[0]
 
 
