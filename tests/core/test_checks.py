@@ -95,7 +95,7 @@ def test_errors_of_a_sum_over_columns_are_those_of_single_rows(stand_in):
     X, y = rng.normal(size=(30, 2))[of], 1 + rng.normal(size=30)[of] + 0.5 * rng.normal(size=300)
     found, said = merged(X, y, []), []
     none = np.zeros(len(found.rows))
-    table = Table.read(X[found.rows], found.y, lambda scale: none, None, False, found=found)
+    table = Table.read(X[found.rows], found, lambda scale: none, None, False)
     kernel = compile_kernel(ConstantKernel() * RBF(0.1) + WhiteKernel(0.25), 2)
     few = table.problem(kernel, torch.float64, torch.device("cpu"), keep=True)
     stand_in("exact_check", lambda *given: (few, kernel.theta0))
