@@ -6,7 +6,7 @@ import numpy as np
 from sklearn.gaussian_process.kernels import Kernel, WhiteKernel
 
 from ..kernels import LogNormal, Prior, default_kernel
-from .data import Table, column_spread
+from .data import Table, column_spread, have_merged
 
 # Log-normal prior of length scales in regressions on labels: its median for one column, in the
 # columns' standard deviations, and the standard deviation of the logarithm. On 42 drawn tables of
@@ -62,9 +62,15 @@ def default_priors(kernel: Kernel, n: int, d: int) -> tuple[dict[str, Prior] | N
     )
 
 
-def target_unit(y: np.ndarray) -> float:
-    """The mean square of targets as the model sees them; 1 if that is zero or not finite."""
-    return _unit(float(np.mean(np.square(y))))
+def target_unit(y: np.ndarray, counts: np.ndarray | None = None) -> float:
+    """The mean square of targets as the model sees them; 1 if that is zero or not finite.
+
+    `counts` (n,) are the numbers of rows that each stands for.
+    """
+    squares = np.square(y)
+    if counts is None or not have_merged(counts):
+        return _unit(float(np.mean(squares)))
+    return _unit(float(np.average(squares.reshape(len(y), -1), axis=0, weights=counts).mean()))
 
 
 def _unit(mean_square: float) -> float:
@@ -77,7 +83,12 @@ def with_default_noise(kernel: Kernel, unit: float) -> Kernel:
     return kernel + WhiteKernel(NOISE_SHARE * unit, (low * unit, high * unit))
 
 
-def data_scaled_kernel(X: np.ndarray, y: np.ndarray, largest_signal: float | None = None) -> Kernel:
+def data_scaled_kernel(
+    X: np.ndarray,
+    y: np.ndarray,
+    largest_signal: float | None = None,
+    counts: np.ndarray | None = None,
+) -> Kernel:
     """The default kernel in the units of the table.
 
     Each length scale starts at its column's robust standard deviation, and the signal and noise
@@ -91,13 +102,16 @@ def data_scaled_kernel(X: np.ndarray, y: np.ndarray, largest_signal: float | Non
         Targets as the model sees them.
     largest_signal : float, optional
         Upper bound of the signal variance, relative to its starting value.
+    counts : ndarray of shape (n,), optional
+        How many rows each row stands for.
 
     Returns
     -------
     kernel : Kernel
         Its bounds are relative to these starting values.
     """
-    return _scaled_kernel(column_spread(X), target_unit(y), largest_signal)
+    spread = column_spread(X, 1.0 if counts is None else counts)
+    return _scaled_kernel(spread, target_unit(y, counts), largest_signal)
 
 
 def table_kernel(table: Table, largest_signal: float | None = None) -> Kernel:

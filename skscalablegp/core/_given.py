@@ -171,7 +171,7 @@ class GivenRows(Given):
         return replace(self, X=self.X[rows], y=self.y[rows], noise_variance=known, alpha=alpha)
 
     def input_moments(self):
-        return column_moments(self.X, robust=True)
+        return column_moments(self.X, robust=True, counts=np.broadcast_to(self.weight, len(self)))
 
     def target_moments(self, normalize=True, shared=False, robust=False):
         weight = np.broadcast_to(self.weight, len(self))

@@ -51,10 +51,10 @@ def input_scaling(
 ) -> Scaling:
     """The scaling that standardises columns and, if requested, targets; one pass over the data.
 
-    `counts` are the weights of the targets, which are not used if far targets count as limits.
+    `counts` are the weights of the rows, which targets do without if far ones count as limits.
     """
     targets = weighted_moments(Y, counts, normalize_y, shared, robust)
-    return Scaling(*column_moments(X, robust=True), *targets)
+    return Scaling(*column_moments(X, robust=True, counts=counts), *targets)
 
 
 def merged_with_targets(

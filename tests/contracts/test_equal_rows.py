@@ -29,6 +29,7 @@ from skscalablegp import (
     NNGPRegressor,
     PoERegressor,
     QSGPRegressor,
+    QSRVMRegressor,
     RFFRegressor,
     RRCGRegressor,
     SCGDDKLRegressor,
@@ -352,9 +353,30 @@ def test_default_kernels_have_the_variance_of_all_targets():
     """The means of a thousand copies each have hardly any variance left."""
     X = np.repeat(np.arange(8.0), 1000)[:, None]
     labels = np.random.default_rng(0).integers(0, 2, 8000)
-    for estimator in (IterativeGPRegressor(), RFFRegressor(), SGPRRegressor()):
+    for estimator in (RFFRegressor(), SGPRRegressor()):
         model = estimator.set_params(optimizer=None, normalize_y=True).fit(X, labels)
         assert_allclose(np.exp(model.kernel_.theta[[0, -1]]), 1.0, rtol=1e-9)
+
+
+@pytest.mark.parametrize(
+    "name", ["deep", "deep-rows", "sampled", "sampled-features", "variational"]
+)
+def test_columns_have_the_units_of_all_rows(name):
+    fit = Fit(name, "weights", True)
+    units = fit.model._scaling
+    assert_allclose(units.x_mean, fit.X.mean(0), rtol=1e-12)
+    if name != "variational":
+        assert_allclose(units.x_scale, fit.X.std(0), rtol=1e-12)
+
+
+def test_default_length_scales_have_the_units_of_all_rows():
+    X, counts, of, _ = table()
+    model = RFFRegressor(optimizer=None, random_state=0)
+    model.fit(X, targets(X), sample_weight=counts)
+    assert_allclose(model.kernel_.k1.k2.length_scale, X[of].std(0), rtol=1e-12)
+    model = QSRVMRegressor(standardize=True, max_iter=1, random_state=0)
+    model.fit(X, targets(X), sample_weight=counts)
+    assert_allclose(model._scaling.x_scale, X[of].std(0), rtol=1e-12)
 
 
 # ---------------------------------------------------------------- rows that join

@@ -597,4 +597,28 @@ MUTANTS = [
         f"{EQUAL} -k join",
         True,
     ),
+    (
+        "columns have the units of merged rows",
+        "Moments.of",
+        "merged, counts = bool(np.any(counts != 1)), np.broadcast_to(counts, len(X))",
+        "merged, counts = False, np.broadcast_to(counts, len(X))",
+        f"{EQUAL} -k of_all_rows",
+        True,
+    ),
+    (
+        "sampled and deep models have the units of merged rows",
+        "GivenRows.input_moments",
+        "column_moments(self.X, robust=True, counts=np.broadcast_to(self.weight, len(self)))",
+        "column_moments(self.X, robust=True)",
+        f"{EQUAL} -k of_all_rows",
+        True,
+    ),
+    (
+        "default length scales have the units of merged rows",
+        "_moments",
+        "Moments.of(table.X, limits, counts=table.counts)",
+        "Moments.of(table.X, limits)",
+        f"{EQUAL} -k of_all_rows",
+        True,
+    ),
 ]

@@ -132,19 +132,23 @@ def rows_beyond(X: np.ndarray, limits: tuple[np.ndarray, np.ndarray]) -> np.ndar
     )
 
 
-def column_spread(X: np.ndarray) -> np.ndarray:
+def column_spread(X: np.ndarray, counts: np.ndarray | float = 1.0) -> np.ndarray:
     """The robust standard deviation of the columns, 1 where a column is constant."""
-    return column_moments(X, robust=True)[1]
+    return column_moments(X, robust=True, counts=counts)[1]
 
 
 def column_moments(
-    X: np.ndarray, block: int = BLOCK_ROWS, robust: bool = False
+    X: np.ndarray,
+    block: int = BLOCK_ROWS,
+    robust: bool = False,
+    counts: np.ndarray | float = 1.0,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Mean and standard deviation of the columns in one pass, 1 where a column is constant.
 
-    With `robust` far entries count as the limit (`column_limits`) beyond which they are.
+    With `robust` far entries count as the limit (`column_limits`) beyond which they are. `counts`
+    are the numbers of rows that each row stands for.
     """
-    return Moments.of(X, column_limits(X) if robust else None, block).scales()
+    return Moments.of(X, column_limits(X) if robust else None, block, counts).scales()
 
 
 @dataclass(frozen=True)
@@ -155,7 +159,7 @@ class Moments:
     do not cancel.
     """
 
-    n: int
+    n: float
     mean: np.ndarray
     squares: np.ndarray
 
@@ -165,8 +169,10 @@ class Moments:
         X: np.ndarray,
         limits: tuple[np.ndarray, np.ndarray] | None = None,
         block: int = BLOCK_ROWS,
+        counts: np.ndarray | float = 1.0,
     ) -> Moments:
         """Those of some rows, read a block at a time; entries beyond `limits` count as these."""
+        merged, counts = bool(np.any(counts != 1)), np.broadcast_to(counts, len(X))
         found = cls(0, np.zeros(X.shape[1]), np.zeros(X.shape[1]))
         for start in range(0, len(X), block):
             # The last digits of sums depend on the memory layout, which would change training.
@@ -174,8 +180,12 @@ class Moments:
             part = part if limits is None else np.clip(part, *limits)
             # The sum of 1,000 equal numbers has rounding errors of more than ten of their last
             # digits, which would be the scale of a constant column.
-            mean = np.where((part == part[:1]).all(0), part[0], part.mean(0))
-            found += cls(len(part), mean, np.square(part - mean).sum(0))
+            constant, n, k = (part == part[:1]).all(0), len(part), 1.0
+            if merged:
+                k = counts[start : start + block, None]
+                n = float(k.sum())
+            mean = np.where(constant, part[0], (k * part).sum(0) / n if merged else part.mean(0))
+            found += cls(n, mean, (k * np.square(part - mean)).sum(0))
         return found
 
     def __add__(self, other: Moments) -> Moments:

@@ -219,7 +219,7 @@ class Table:
 
 
 def _moments(table: Table, limits: tuple[np.ndarray, np.ndarray]) -> Moments:
-    return Moments.of(table.X, limits)
+    return Moments.of(table.X, limits, counts=table.counts)
 
 
 def _squares(table: Table) -> np.ndarray:
@@ -269,7 +269,8 @@ def _columns(problem: GPProblem, columns: np.ndarray) -> np.ndarray:
 def _problem_moments(
     problem: GPProblem, columns: np.ndarray, limits: tuple[np.ndarray, np.ndarray]
 ) -> Moments:
-    return Moments.of(_columns(problem, columns), limits)
+    counts = problem.rows.weight.double().cpu().numpy()
+    return Moments.of(_columns(problem, columns), limits, counts=counts)
 
 
 def _problem_squares(problem: GPProblem) -> np.ndarray:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -48,11 +49,11 @@ class Rows:
         cls,
         X: Float[Tensor, "n d"],
         Y: Float[Tensor, "n t"],
-        noise: Float[Tensor, " n"] | float = 0.0,
-        weight: Float[Tensor, " n"] | float = 1.0,
-        scatter: Float[Tensor, " n"] | float = 0.0,
+        noise: Tensor | np.ndarray | float = 0.0,
+        weight: Tensor | np.ndarray | float = 1.0,
+        scatter: Tensor | np.ndarray | float = 0.0,
     ) -> Rows:
-        """Samples in the precision of Y; one number stands for all, which takes no memory."""
+        """Samples in the precision of Y; a number stands for all, which takes no memory."""
 
         def filled(value: Any) -> Tensor:
             return torch.as_tensor(value, dtype=Y.dtype, device=Y.device).expand(len(Y))

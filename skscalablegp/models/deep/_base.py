@@ -243,7 +243,7 @@ class DeepKernelRegressorBase(FurtherRows):
         """Fit the exact process of all standardised rows instead of a deep kernel."""
         all_rows = source.take(slice(None))
         rows, targets = all_rows.X.cpu().numpy(), all_rows.Y.cpu().numpy()
-        kernel, scaling = data_scaled_kernel(rows, targets), source.scaling
+        kernel, scaling = data_scaled_kernel(rows, targets, counts=source.weight), source.scaling
         low, white = self.min_noise**2, kernel.k2.noise_level
         kernel.set_params(
             k2__noise_level=max(low, white), k2__noise_level_bounds=(low, LARGEST_NOISE)

@@ -87,7 +87,7 @@ def first_factors(source: RowSource, run: FitRun) -> np.ndarray | None:
         return None
     some = _counted(source.converted(torch.float64, torch.device("cpu")), *rows)
     rows = some.take(slice(None))
-    kernel = data_scaled_kernel(rows.X.numpy(), rows.Y.numpy())
+    kernel = data_scaled_kernel(rows.X.numpy(), rows.Y.numpy(), counts=some.weight)
     return first_layer_factors(exact_problem(kernel, some), len(source), run)
 
 
@@ -113,7 +113,7 @@ def check_roughness(unexplained: float, source: RowSource, run: FitRun) -> None:
 
     few = some(FEW_ROWS)
     rows = few.take(slice(None))
-    kernel = data_scaled_kernel(rows.X.cpu().numpy(), rows.Y.cpu().numpy())
+    kernel = data_scaled_kernel(rows.X.cpu().numpy(), rows.Y.cpu().numpy(), counts=few.weight)
     found = exact_check(lambda: exact_problem(kernel, few), n, run)
     if found is not None:
         check = exact_problem(kernel, some(3 * FEW_ROWS))

@@ -159,10 +159,12 @@ class NetworkTraining:
         counts: np.ndarray | float = 1.0,
         within: np.ndarray | float = 0.0,
     ):
-        self._x_mean, self._x_scale = column_moments(X, robust=True)
+        self._x_mean, self._x_scale = column_moments(X, robust=True, counts=counts)
         limits = standardised_limits(X, self._x_mean, self._x_scale)
         self.network = LimitedNetwork(network, *limits)
-        unit = max(float(np.square(Y).mean()) ** 0.5, 1e-300)
+        share = np.broadcast_to(counts, len(X)).sum() * Y.shape[1]
+        squares = (np.reshape(counts, (-1, 1)) * np.square(Y)).sum() + np.sum(within)
+        unit = max(float(squares / share) ** 0.5, 1e-300)
         self._generator = torch.Generator().manual_seed(int(run.random_state.randint(2**31 - 1)))
         scaled = torch.from_numpy((X - self._x_mean) / self._x_scale), torch.from_numpy(Y / unit)
         self._rows = Rows.of(*scaled, 0.0, counts, within / unit**2).to(torch.float32)

@@ -119,7 +119,7 @@ class SparseMixin:
             counts = source.weight[: len(targets)]
             constant = likelihood.constant(targets, n_outputs, counts)
             start_targets = start_targets if likelihood.classes else start_targets - constant
-        unit = target_unit(start_targets.numpy())
+        unit = target_unit(start_targets.numpy(), source.weight[: len(targets)])
         kernel, inputs = self._kernel_and_scaling(source.X, scaling, network, unit, likelihood)
         width = d if network is None else network.n_features
         noisy = likelihood.conjugate and source.most_noise < KNOWN_NOISE

@@ -169,12 +169,12 @@ def _starting_kernel(plan: StartPlan, likelihood: Likelihood, rows: Rows, n: int
     """The user's kernel or the default one, with the white noise that the model needs."""
     X, Y = rows.X.numpy(), likelihood.start_targets(rows.Y).numpy()
     kernel, d = plan.kernel, X.shape[1]
-    unit, largest = target_unit(Y), plan.largest_signal
+    unit, largest = target_unit(Y, rows.weight.numpy()), plan.largest_signal
     if kernel is None:
         several = likelihood.conjugate and _ROWS_A_COLUMN * d <= n <= SMALL_TABLE
         several |= likelihood.conjugate and is_wide_table(n, d)
         if d <= _ARD_COLUMNS or several:
-            return data_scaled_kernel(X, Y, largest)
+            return data_scaled_kernel(X, Y, largest, rows.weight.numpy())
         spread = float(np.sqrt(np.mean(X.var(axis=0)) * d)) or 1.0
         signal, lengths = (1e-5 * unit, (largest or 1e5) * unit), (1e-3 * spread, 1e3 * spread)
         return default_kernel(1, spread, unit).set_params(
@@ -224,7 +224,8 @@ class _Training:
         start, run, X = self.start, self.run, self.start.rows.X.numpy()
         priors = None
         if self.plan.kernel is None and self.likelihood.classes:
-            spread, single = column_spread(X), np.ndim(kernel.k1.k2.length_scale) == 0
+            single = np.ndim(kernel.k1.k2.length_scale) == 0
+            spread = column_spread(X, start.rows.weight.numpy())
             unit = np.linalg.norm(spread) if single else spread * math.sqrt(len(spread))
             priors = {"k1__k2__length_scale": label_prior(unit)}
         compiled = compile_kernel(kernel, X.shape[1], priors=priors)
@@ -260,7 +261,8 @@ class _Training:
         default, X = self.start.kernel.k1, self.start.rows.X.numpy()
         if np.ndim(default.k2.length_scale) == 0 and 1 < X.shape[1] <= _COMPARED_COLUMNS:
             largest = default.k1.constant_value_bounds[1] / default.k1.constant_value
-            yield lambda best: data_scaled_kernel(X, targets, largest)
+            counts = self.start.rows.weight.numpy()
+            yield lambda best: data_scaled_kernel(X, targets, largest, counts)
         if self.plan.compares_smooth:
             yield _squared_exponential
 
