@@ -35,6 +35,7 @@ import warnings
 from datetime import date
 from importlib.metadata import version
 from itertools import cycle
+from operator import attrgetter
 from pathlib import Path
 
 import numpy as np
@@ -52,13 +53,12 @@ def peak():
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
-def figures(ranks, number, before):
-    """What each rank has spent since `before`, as columns: processor seconds, stored share, MB."""
+def figures(ranks):
+    """What each rank has spent since `before`, as columns: processor seconds, MB, bytes."""
     import torch
 
-    stored = ranks.kept(number).stored_entries if number is not None else 0
-    mine = [time.process_time(), float(stored), peak(), float(ranks.bytes_sent)]
-    table = torch.zeros(ranks.size, 4, dtype=torch.float64)
+    mine = [time.process_time(), peak(), float(ranks.bytes_sent)]
+    table = torch.zeros(ranks.size, 3, dtype=torch.float64)
     table[ranks.rank] = torch.tensor(mine, dtype=torch.float64)
     return ranks.total(table).clone()
 
@@ -76,26 +76,27 @@ def products(args):
     X = torch.as_tensor(data(args)[0], dtype=torch.float32)
     H = kernel_operator(kernel, kernel.theta0, X, keep=args.part == "kept")
     V = torch.randn(args.rows, args.sides, generator=torch.Generator().manual_seed(0))
-    number = H.number() if ranks.size > 1 else None
-    start = ranks.together(figures, number, 0)
+    start = ranks.together(figures)
     H.matmul(V)
-    before, seconds = ranks.together(figures, number, 0), []
+    before, seconds = ranks.together(figures), []
     for _ in range(args.repeats):
         begun = time.perf_counter()
         H.matmul(V)
         seconds.append(time.perf_counter() - begun)
-    after = ranks.together(figures, number, 0)
+    after = ranks.together(figures)
     spent = (after - before)[:, 0] / args.repeats
     whole = float(args.rows) ** 2
-    kept = [1.0] if args.part == "kept" and ranks.size == 1 else (after[:, 1] / whole).tolist()
+    kept = [float(args.part == "kept")]
+    if ranks.size > 1:
+        kept = [entries / whole for entries in H.workers.call(attrgetter("stored_entries"))]
     return {
         "seconds": statistics.median(seconds),
         "fastest": min(seconds),
         "processor_seconds": spent.tolist(),
-        "bytes": ((after - before)[:, 3] / args.repeats).tolist(),
+        "bytes": ((after - before)[:, 2] / args.repeats).tolist(),
         "formula": 2 * (ranks.size - 1) * args.rows * args.sides * 4,
         "stored": kept,
-        "memory": (after - start)[:, 2].tolist(),
+        "memory": (after - start)[:, 1].tolist(),
     }
 
 
@@ -109,16 +110,16 @@ def fits(args):
     model = IterativeGPRegressor(
         optimizer=None, solver="cg", gradient="pathwise", posterior="pathwise", random_state=0
     )
-    start = ranks.together(figures, None, 0)
+    start = ranks.together(figures)
     begun = time.perf_counter()
     model = clone(model).fit(X, y)
     seconds = time.perf_counter() - begun
-    after = ranks.together(figures, None, 0)
+    after = ranks.together(figures)
     return {
         "seconds": seconds,
         "processor_seconds": (after - start)[:, 0].tolist(),
-        "bytes": (after - start)[:, 3].tolist(),
-        "memory": (after - start)[:, 2].tolist(),
+        "bytes": (after - start)[:, 2].tolist(),
+        "memory": (after - start)[:, 1].tolist(),
         "epochs": model.fit_report_.epochs,
     }
 

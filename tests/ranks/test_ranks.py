@@ -7,6 +7,7 @@ import sys
 import time
 import warnings
 from hashlib import md5
+from operator import attrgetter
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -62,12 +63,6 @@ def operators(X, keep, dtype=torch.float64):
     return kernel_operator(*arguments, keep=keep), alone
 
 
-def count_stored(ranks, number):
-    entries = torch.zeros(ranks.size, dtype=torch.float64)
-    entries[ranks.rank] = ranks.kept(number).stored_entries
-    return ranks.total(entries)
-
-
 def compare_products(keep):
     """The largest errors of a shared operator, what each rank stores, and bytes of a product."""
     X, ranks = table()[0], leading()
@@ -90,11 +85,11 @@ def compare_products(keep):
         "few": (H.cross(new[:3]).matmul(V), alone.cross(new[:3]).to_dense() @ V),
     }
     errors = {k: float((a - b).abs().max() / b.abs().max()) for k, (a, b) in pairs.items()}
-    stored = ranks.together(count_stored, H.number()) / len(X) ** 2
+    stored = H.workers.call(attrgetter("stored_entries"))
     single = operators(X, keep, torch.float32)[0]
     exact = single.matmul(V)  # In the precision of V, which exceeds that of the operator.
     errors["precise"] = float((exact - pairs["product"][1]).abs().max() / exact.abs().max())
-    return errors, stored.tolist(), sent, H.epochs
+    return errors, [entries / len(X) ** 2 for entries in stored], sent, H.epochs
 
 
 def ask_for_products(keep):
@@ -217,7 +212,7 @@ def test_ranks_that_differ_say_so(kind, text):
                 raise AssertionError(answer)
 
 
-def die(ranks, number, V):
+def die(ranks, V):
     """Rank 2 ends in its second product."""
     if ranks.rank == 2:
         os._exit(9)
@@ -227,7 +222,7 @@ def die(ranks, number, V):
 def product_of_the_dead():
     H = operators(table()[0], False)[0]
     H.matmul(normal(1501, 2))
-    leading().together(die, H.number(), tensors=[normal(1501, 2)])
+    leading().together(die, tensors=[normal(1501, 2)])
 
 
 def die_at_rank_0(ranks, V):

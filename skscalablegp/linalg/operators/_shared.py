@@ -12,6 +12,7 @@ from torch import Tensor
 
 from ...kernels import TorchKernel
 from ...ranks import Ranks, leading
+from ..parallel import RankWorkers
 from ._kernel import CrossOperator, KernelOperator, Workspace
 from ._sent import SentOperator
 from ._tiles import tile_size
@@ -87,7 +88,7 @@ class SharedOperator(KernelOperator):
         **settings: Any,
     ):
         super().__init__(kernel, theta, X, extra_noise, **settings)
-        self._ranks, self._number = ranks, -1
+        self._ranks = ranks
         self._stored: dict[tuple[int, int], Tensor] = {}
         self._precise: SharedOperator | None = None
         if self._keep:
@@ -126,27 +127,20 @@ class SharedOperator(KernelOperator):
 
     # ------------------------------------------------------------------ at rank 0
 
-    def number(self) -> int:
-        """The number under which all ranks know this operator, which they build when it is new."""
-        if self._number < 0:
-            number, X = self._ranks.number_for(self), self._ranks.spread(self.X)
-            known = () if self.extra_noise is None else (self.extra_noise,)
-            settings = {"keep": self._keep, "products": self.products, "tile": self._tile_rows}
-            given = (number, self.kernel, self.theta, X, settings)
-            self._ranks.together(_build, *given, tensors=known)
-            self._ranks.keep(number, self)
-            self._number = number
-        return self._number
+    @property
+    def workers(self) -> RankWorkers:
+        """This operator at all ranks, which build theirs when it is new."""
+        return RankWorkers.of(self._ranks, self, _described)
 
     def _product(self, V: Float[Tensor, "n s"]) -> Float[Tensor, "n s"]:
         if not self.shared:
             return super()._product(V)
-        return self._ranks.together(_product, self.number(), tensors=[V])
+        return self.workers.sum(_own_product, tensors=[V])[0]
 
     def _tiled_gradient(self, left: Tensor, right: Tensor | None, pairs: Any = None) -> Tensor:
         if not self.shared or right is None or pairs is not None:
             return super()._tiled_gradient(left, right, pairs)
-        return self._ranks.together(_gradient, self.number(), tensors=[left, right])
+        return self.workers.sum(_own_gradient, tensors=[left, right])[0]
 
     def _in(self, dtype: torch.dtype) -> KernelOperator:
         if self._precise is None or self._precise.dtype != dtype:
@@ -171,43 +165,38 @@ class SharedCross(CrossOperator):
         op = self._operator
         if not op.shared or self.shape[0] * self.shape[1] < _LEAST_ROWS**2:
             return super().matmul(V)
-        return op._ranks.together(_cross, op.number(), tensors=[self.X, V.to(op.dtype)])
-
-    def total(self, V: Float[Tensor, "n s"]) -> Float[Tensor, "m s"]:
-        """The product, of which this rank computes its part; it is complete at rank 0."""
-        ranks = self._operator._ranks
-        return ranks.total(self._tiled_product(V, ranks.rank, ranks.size))
+        return op.workers.sum(_own_cross, tensors=[self.X, V.to(op.dtype)])[0]
 
 
 # ---------------------------------------------------------------- on all ranks
 
 
+def _described(op: SharedOperator, ranks: Ranks) -> tuple:
+    known = [] if op.extra_noise is None else [op.extra_noise]
+    settings = {"keep": op._keep, "products": op.products, "tile": op._tile_rows}
+    return (_build, op.kernel, op.theta, ranks.spread(op.X), settings), known, []
+
+
 def _build(
     ranks: Ranks,
-    number: int,
     kernel: TorchKernel,
     theta: Tensor,
     X: int,
     settings: dict[str, Any],
     extra_noise: Tensor | None = None,
-) -> None:
-    if ranks.rank:
-        operator = SharedOperator(
-            kernel, theta, ranks.kept(X), extra_noise, ranks=ranks, **settings
-        )
-        ranks.keep(number, operator)
+) -> SharedOperator:
+    return SharedOperator(kernel, theta, ranks.kept(X), extra_noise, ranks=ranks, **settings)
 
 
-def _product(ranks: Ranks, number: int, V: Tensor) -> Tensor:
-    operator: SharedOperator = ranks.kept(number)
-    out = torch.zeros_like(V) if ranks.rank else V * operator.noise[:, None]
-    return ranks.total(operator._tiled_product(out, V, operator.own_pairs()))
+def _own_product(op: SharedOperator, V: Tensor) -> tuple[Tensor]:
+    out = torch.zeros_like(V) if op._ranks.rank else V * op.noise[:, None]
+    return (op._tiled_product(out, V, op.own_pairs()),)
 
 
-def _gradient(ranks: Ranks, number: int, left: Tensor, right: Tensor) -> Tensor:
-    operator: SharedOperator = ranks.kept(number)
-    return ranks.total(operator._tiled_gradient(left, right, operator.own_pairs()))
+def _own_gradient(op: SharedOperator, left: Tensor, right: Tensor) -> tuple[Tensor]:
+    return (op._tiled_gradient(left, right, op.own_pairs()),)
 
 
-def _cross(ranks: Ranks, number: int, X: Tensor, V: Tensor) -> Tensor:
-    return SharedCross(ranks.kept(number), X).total(V)
+def _own_cross(op: SharedOperator, X: Tensor, V: Tensor) -> tuple[Tensor]:
+    cross = SharedCross(op, X)
+    return (cross._tiled_product(V, op._ranks.rank, op._ranks.size),)

@@ -122,7 +122,7 @@ def workers(
         return Workers(thing)
     leads = leading() if ranks else None
     if leads is not None and leads.size > 1 and leads.rows != "own":
-        return RankWorkers(leads, _placed(thing, leads, _at_ranks)[0], thing)
+        return RankWorkers.of(leads, thing)
     count = joblib.effective_n_jobs(n_jobs)
     return Workers(thing) if count == 1 else JobWorkers(thing, n_jobs, count)
 
@@ -147,7 +147,7 @@ def _placed(thing: Any, by: Any, place: Callable[[Any, Any], tuple[Any, list]]) 
     found = _PLACED.get(thing)
     if found is None or found[0] is not by:
         found = _PLACED[thing] = (by, *place(thing, by))
-        _LAST.append(found)
+        _LAST.extend([found] if found[2] else [])
     return found[1:]
 
 
@@ -288,6 +288,24 @@ class RankWorkers(Workers):
         self.ranks, self.sizes, self._number = ranks, sizes, number
 
     @classmethod
+    def of(
+        cls, ranks: Ranks, own: Any, described: Callable[[Any, Ranks], tuple] | None = None
+    ) -> RankWorkers:
+        """A copy of `own` at each rank, or what stands for it there, once for each object.
+
+        ``described(own, ranks)`` returns ``(make, *args), tensors, keep``: the other ranks have
+        ``make(ranks, *args, *tensors)``, and `keep` lives here as long as `own`.
+        """
+
+        def place(own: Any, ranks: Ranks) -> tuple[int, list]:
+            (make, *args), tensors, keep = (described or _copied)(own, ranks)
+            number = ranks.number_for(own)
+            ranks.together(_make, number, make, args, tensors=tensors)
+            return number, keep
+
+        return cls(ranks, _placed(own, ranks, place)[0], own)
+
+    @classmethod
     def read(cls, ranks: Ranks, make: Callable[..., Any], *args: Any) -> RankWorkers:
         """Objects made by ``make(call, *args)`` from the arguments of the call under way.
 
@@ -356,12 +374,10 @@ class RankWorkers(Workers):
         return self.ranks.together(_run, *given, tensors=[*wanted, *along, *tensors])
 
 
-def _at_ranks(thing: Any, ranks: Ranks) -> tuple[int, list]:
-    """The number of the object at all ranks, and what keeps its arrays there."""
+def _copied(thing: Any, ranks: Ranks) -> tuple:
     data, *arrays = _packed(thing)
-    held, number = [ranks.held(_as_tensor(array)) for array in arrays], ranks.number_for(thing)
-    ranks.together(_unpack, number, data.tobytes(), [one.number for one in held])
-    return number, held
+    held = [ranks.held(_as_tensor(array)) for array in arrays]
+    return (_copy, data.tobytes(), [one.number for one in held]), [], held
 
 
 # ---------------------------------------------------------------- on all ranks
@@ -374,9 +390,13 @@ class _Failed:
     error: Exception
 
 
-def _unpack(ranks: Ranks, number: int, data: bytes, arrays: list[int]) -> None:
+def _make(ranks: Ranks, number: int, make: Callable, args: list, *tensors: Tensor) -> None:
     if ranks.rank:
-        ranks.keep(number, _unpacked(data, *(ranks.kept(k).numpy() for k in arrays)))
+        ranks.keep(number, make(ranks, *args, *tensors))
+
+
+def _copy(ranks: Ranks, data: bytes, arrays: list[int]) -> Any:
+    return _unpacked(data, *(ranks.kept(k).numpy() for k in arrays))
 
 
 def _read(ranks: Ranks, number: int, make: Callable, args: tuple) -> tuple[Any, list, list]:
