@@ -324,9 +324,10 @@ class RowSource:
             some = slice(start, start + BLOCK_ROWS)
             rows = self.take(some)
             X[some], Y[some] = rows.X, rows.Y
-        return replace(
-            self, _resident=Rows.of(X, Y, torch.tensor(self.noise), torch.tensor(self.weight))
-        )
+        # One number for all rows takes no time in batches.
+        noise = torch.tensor(self.noise) if self.noisy else 0.0
+        weight = torch.tensor(self.weight) if have_merged(self.weight) else 1.0
+        return replace(self, _resident=Rows.of(X, Y, noise, weight))
 
     def converted(self, dtype: torch.dtype, device: torch.device | None = None) -> RowSource:
         """The same rows in another precision, held as tensors no more."""

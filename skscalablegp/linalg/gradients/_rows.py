@@ -65,7 +65,7 @@ class Rows:
 
     def take(self, index: Tensor | slice) -> Rows:
         """Some of the samples."""
-        return self._each(lambda part: part[index])
+        return self._each(lambda part: _taken(part, index))
 
     def to(self, dtype: torch.dtype, device: torch.device | None = None) -> Rows:
         """The same in another precision, or on another device."""
@@ -111,3 +111,12 @@ class Rows:
 
     def _each(self, change: Any) -> Rows:
         return Rows(*(change(getattr(self, name)) for name in self.__dataclass_fields__))
+
+
+def _taken(part: Tensor, index: Tensor | slice) -> Tensor:
+    # Random batches are small, and of several ways to read them this one takes the least time.
+    if isinstance(index, slice) or index.dtype != torch.int64 or type(part) is not Tensor:
+        return part[index]
+    if part.stride(0) == 0:
+        return part[:1].expand(len(index), *part.shape[1:])
+    return part.index_select(0, index)
