@@ -2,7 +2,6 @@
 
 import warnings
 
-import named
 import numpy as np
 import pytest
 import torch
@@ -21,6 +20,7 @@ from skscalablegp.core import FitRun, left_out, rows_to_check, warn_if_rough
 from skscalablegp.core.data import Table, merged, problem_square
 from skscalablegp.kernels import compile_kernel
 from skscalablegp.linalg.gradients import GPProblem, Rows
+from skscalablegp.models.grid._interactions import check_interactions
 
 N = 2100
 MODELS = [
@@ -100,7 +100,6 @@ def test_errors_of_a_sum_over_columns_are_those_of_single_rows(stand_in):
     few = table.problem(kernel, torch.float64, torch.device("cpu"), keep=True)
     stand_in("exact_check", lambda *given: (few, kernel.theta0))
     stand_in("FitRun.advise_other_model", lambda run, text: said.append(text))
-    check_interactions = named.module("check_interactions").check_interactions
     with FitRun(KISSGPRegressor()) as run:
         run.begin(table.X, table.y)
         check_interactions(table, lambda rows: torch.zeros(len(rows), 1), True, run)
