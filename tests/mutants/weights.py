@@ -243,16 +243,16 @@ MUTANTS = [
     (
         "the scale of the target forgets the weights",
         "weighted_moments",
-        "share = counts[:, None] / counts.sum()",
-        "share = np.full((len(Y), 1), 1 / len(Y))",
+        "found = Moments.of(Y, counts=counts)",
+        "found = Moments.of(Y)",
         f"{EQUAL} -k exact-other",
         True,
     ),
     (
         "the scale of the target forgets differences within groups",
         "weighted_moments",
-        "(share * np.square(Y - mean)).sum(0) + np.sum(within, 0) / counts.sum()",
-        "(share * np.square(Y - mean)).sum(0)",
+        "found.squares + np.sum(within, 0)",
+        "found.squares",
         f"{EQUAL} -k exact-other",
         True,
     ),
@@ -474,8 +474,9 @@ MUTANTS = [
     (
         "weights that add up to one hide other targets from their scale",
         "weighted_moments",
-        "not have_merged(counts, within)",
-        "not have_merged(counts)",
+        "found = replace(found, squares=found.squares + np.sum(within, 0))",
+        "found = found if (counts == 1).all() else replace("
+        "found, squares=found.squares + np.sum(within, 0))",
         "tests/contracts/test_sample_weight.py -k add_up_to_one",
     ),
     (

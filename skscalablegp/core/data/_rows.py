@@ -199,18 +199,6 @@ class Moments:
         return self.mean, _scale(np.sqrt(self.squares / self.n), self.mean)
 
 
-def target_moments(
-    Y: np.ndarray, normalize: bool, shared: bool = False, robust: bool = False
-) -> tuple[np.ndarray, np.ndarray]:
-    """Means and scales of (n, t) targets; 0 and 1 if they are not normalised.
-
-    With `shared` all targets have the same scale, as noise known in the units of y requires. With
-    `robust` far targets do not decide it, as likelihoods with heavy tails require.
-    """
-    moments = Moments.of(Y, column_limits(Y) if robust else None) if normalize else None
-    return target_scales(moments, Y.shape[1], shared)
-
-
 def target_scales(
     moments: Moments | None, t: int, shared: bool = False
 ) -> tuple[np.ndarray, np.ndarray]:
@@ -229,20 +217,27 @@ def weighted_moments(
     robust: bool = False,
     within: np.ndarray | float = 0.0,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """`target_moments` of a table whose merged rows stand for `counts` rows.
+    """Means and scales of (n, t) targets of merged rows; 0 and 1 if they are not normalised.
 
-    `within` (n, t) are the sums of squares in the targets that have been merged. Counts are not
-    used where far targets count as limits.
+    Parameters
+    ----------
+    counts : ndarray of shape (n,)
+        How many rows each row stands for.
+    shared : bool, default=False
+        Whether all targets have the same scale, as noise known in the units of y requires.
+    robust : bool, default=False
+        Whether far targets count as limits, as likelihoods with heavy tails require; counts are not
+        used then.
+    within : ndarray of shape (n, t), default=0
+        Sums of squares in the targets that have been merged.
     """
-    if robust or not have_merged(counts, within):
-        return target_moments(Y, normalize, shared, robust)
     if not normalize:
-        return np.zeros(Y.shape[1]), np.ones(Y.shape[1])
-    share = counts[:, None] / counts.sum()
-    mean = (share * Y).sum(0)
-    squares = (share * np.square(Y - mean)).sum(0) + np.sum(within, 0) / counts.sum()
-    std = _scale(np.sqrt(squares), mean)
-    return mean, _of_all(std) if shared else std
+        return target_scales(None, Y.shape[1])
+    if robust:
+        return target_scales(Moments.of(Y, column_limits(Y)), Y.shape[1], shared)
+    found = Moments.of(Y, counts=counts)
+    found = replace(found, squares=found.squares + np.sum(within, 0))
+    return target_scales(found, Y.shape[1], shared)
 
 
 def _of_all(std: np.ndarray) -> np.ndarray:
