@@ -306,6 +306,7 @@ def by_parts(fit, parts, x, keep):
     return [torch.tensor(np.array(part)) for part in zip(*found, strict=True)]
 
 
+@pytest.mark.exact_input
 @pytest.mark.parametrize("rule", ["gpoe", "rbcm", "grbcm"])
 def test_experts_have_all_copies_of_their_rows(rule):
     settings = {"combination": rule, "expert_size": 8, "n_experts": 99}
@@ -358,6 +359,7 @@ def test_default_kernels_have_the_variance_of_all_targets():
         assert_allclose(np.exp(model.kernel_.theta[[0, -1]]), 1.0, rtol=1e-9)
 
 
+@pytest.mark.exact_input
 @pytest.mark.parametrize(
     "name", ["deep", "deep-rows", "sampled", "sampled-features", "variational"]
 )
