@@ -135,11 +135,5 @@ def _described_array(array: np.ndarray) -> list[str]:
     return [digest, f"an array of {shape} {array.dtype} with hash {digest[:8]}"]
 
 
-def digest_of(tensor: torch.Tensor) -> str:
-    """A hash of the entries, the shape, the precision and the kind of device."""
-    digest, _ = _described_array(tensor.detach().cpu().numpy())
-    return f"{digest} {tensor.dtype} {tensor.device.type}"
-
-
 def _digest(data: bytes) -> str:
     return blake2b(data, digest_size=16).hexdigest()

@@ -12,13 +12,14 @@ from contextvars import ContextVar
 from copy import copy
 from typing import Any, TypeVar
 
+import joblib
 import numpy as np
 import torch
 from torch import Tensor
 
 from .._calls import Call, called
 from .._clock import watched
-from ._fingerprint import check_same, digest_of, fingerprint
+from ._fingerprint import check_same, fingerprint
 from ._group import Group
 from ._interrupts import interrupts_wait
 from ._life import RankError
@@ -226,13 +227,19 @@ class Ranks:
         """Short texts of all ranks, all of which call this at the same point."""
         return self._group.life.gather(what, value)
 
-    def send(self, tensor: Tensor, to: int) -> None:
-        """Send a tensor of the CPU to another rank, which waits for it."""
-        self._group.send(tensor, to)
-
-    def receive(self, tensor: Tensor, source: int) -> Tensor:
-        """A tensor of another rank, written into `tensor`, which is contiguous."""
-        return self._group.receive(tensor, source)
+    def passed(self, value: Any, source: int) -> Any:
+        """The value of one rank, at rank 0; the others have nothing to do."""
+        if self.rank == source == 0:
+            return value
+        if self.rank == source:
+            data = torch.frombuffer(bytearray(pickle.dumps(value)), dtype=torch.uint8)
+            for part in torch.tensor([len(data)]), data:
+                self._group.send(part, 0)
+        if self.rank:
+            return None
+        size = self._group.receive(torch.zeros(1, dtype=torch.int64), source)
+        data = self._group.receive(torch.empty(int(size), dtype=torch.uint8), source)
+        return pickle.loads(data.numpy())
 
     def keep(self, number: int, value: Any) -> None:
         """Keep an object of this rank under a number."""
@@ -258,7 +265,7 @@ class Ranks:
 
     def held(self, tensor: Tensor) -> Held:
         """A tensor that all ranks keep; one with the same entries is not sent again."""
-        digest = digest_of(tensor)
+        digest = f"{joblib.hash(tensor.detach().cpu().numpy())} {tensor.device.type}"
         found = self._held.get(digest)
         if found is None:
             self._held[digest] = found = Held(self.new_number())
