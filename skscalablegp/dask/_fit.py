@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from operator import itemgetter
 from typing import Any
 
 from distributed import CancelledError, Client, Future, MultiLock, wait
@@ -208,11 +209,12 @@ def _run(client: Client, session: Session, held: dict, estimator: Any, settings:
     """Start all ranks, and return the model and the warnings of rank 0."""
     futures = []
     for rank, (worker, own) in enumerate(held.items()):
-        numbers, parts = zip(*own, strict=True)
-        # Rank 0 alone needs the estimator, unless each rank fits it to its own rows.
-        alone = rank and session.rows == "replicated"
-        given = (None, {}) if alone else (estimator, settings)
-        task = (session, rank, numbers, list(parts), *given)
+        given: tuple = (own, estimator, settings)
+        if session.rows == "replicated":
+            # Rank 0 alone needs the estimator, and all rows, which Dask sends to its worker.
+            given = ([], None, {}) if rank else (sum(held.values(), []), estimator, settings)
+        parts = [part for _, part in sorted(given[0], key=itemgetter(0))]
+        task = (session, rank, parts, *given[1:])
         futures.append(client.submit(fitted_at, *task, workers=[worker], pure=False, retries=0))
     with _cancelled(client, session, futures):
         _watch(client, session, futures)

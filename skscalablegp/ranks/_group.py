@@ -7,7 +7,6 @@ import os
 import socket
 import threading
 from datetime import timedelta
-from queue import SimpleQueue
 from typing import Any
 
 import torch
@@ -38,7 +37,7 @@ class Group:
     def __init__(self, life: Life, timeout: float):
         self.rank, self.size, self.life, self.sent = life.rank, life.size, life, 0
         self._gloo = dist.new_group(backend="gloo", timeout=_WHILE_ALIVE)
-        self._nccl, self._waits = None, _Waits()
+        self._nccl = None
         places = life.gather("place", _place())
         if all(places) and len(set(places)) == self.size and dist.is_nccl_available():
             self._nccl = dist.new_group(backend="nccl", timeout=timedelta(seconds=timeout))
@@ -67,16 +66,6 @@ class Group:
         self._do(dist.gather, tensor, parts or None, dst=0, group=self._gloo, async_op=True)
         return parts
 
-    def send(self, tensor: Tensor, to: int) -> None:
-        """Send a tensor of the CPU to one rank."""
-        self.sent += tensor.nbytes
-        self._do(dist.isend, tensor.contiguous(), to, group=self._gloo)
-
-    def receive(self, tensor: Tensor, source: int) -> Tensor:
-        """A tensor that one rank sends, written into `tensor`, which is contiguous."""
-        self._do(dist.irecv, tensor, source, group=self._gloo)
-        return tensor
-
     def _move(self, operation: Any, tensor: Tensor, **to: int) -> Tensor:
         direct = tensor.device.type == "cpu" or self._nccl is not None
         moved = tensor if direct else tensor.cpu()
@@ -90,62 +79,27 @@ class Group:
             work = operation(*args, **settings)
         except RuntimeError as error:
             raise self.life.blame(error) from error
-        waited = self._waits.until_end_of(work)
-        while not waited.ended.wait(_LOOK):
+        # A wait with a limit would cancel a message to or from one rank when it ends.
+        ended, future = threading.Event(), work.get_future()
+        future.add_done_callback(lambda _: ended.set())
+        while not ended.wait(_LOOK):
             try:
                 self.life.check()
             except RankError:
                 _abandon(work)
                 raise
-        if waited.error is not None:
-            raise self.life.blame(waited.error) from waited.error
+        try:
+            future.wait()
+        except RuntimeError as error:
+            raise self.life.blame(error) from error
 
     def close(self, broken: bool) -> None:
         """Release the connections; those of a broken group do not wait for anybody."""
-        self._waits.close()
         for group in filter(None, (self._gloo, self._nccl)):
             if broken:
                 _abandon(group)
             else:
                 dist.destroy_process_group(group)
-
-
-class _Wait:
-    """The end of messages that a thread waits for."""
-
-    def __init__(self, work: Any):
-        self.work, self.ended = work, threading.Event()
-        self.error: RuntimeError | None = None
-
-
-class _Waits:
-    """A thread that waits for messages without a limit.
-
-    A wait with a limit would cancel a message to or from one rank when it ends.
-    """
-
-    def __init__(self) -> None:
-        self._queue: SimpleQueue[_Wait | None] = SimpleQueue()
-        threading.Thread(target=self._run, name="messages of ranks", daemon=True).start()
-
-    def until_end_of(self, work: Any) -> _Wait:
-        wait = _Wait(work)
-        self._queue.put(wait)
-        return wait
-
-    def close(self) -> None:
-        self._queue.put(None)
-
-    def _run(self) -> None:
-        while (wait := self._queue.get()) is not None:
-            try:
-                wait.work.wait()
-            except RuntimeError as error:
-                wait.error = error
-            finally:
-                wait.ended.set()
-            # A thread that waits for the next message must not keep this one.
-            del wait
 
 
 def _abandon(waiting: Any) -> None:

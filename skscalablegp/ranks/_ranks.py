@@ -227,20 +227,6 @@ class Ranks:
         """Short texts of all ranks, all of which call this at the same point."""
         return self._group.life.gather(what, value)
 
-    def passed(self, value: Any, source: int) -> Any:
-        """The value of one rank, at rank 0; the others have nothing to do."""
-        if self.rank == source == 0:
-            return value
-        if self.rank == source:
-            data = torch.frombuffer(bytearray(pickle.dumps(value)), dtype=torch.uint8)
-            for part in torch.tensor([len(data)]), data:
-                self._group.send(part, 0)
-        if self.rank:
-            return None
-        size = self._group.receive(torch.zeros(1, dtype=torch.int64), source)
-        data = self._group.receive(torch.empty(int(size), dtype=torch.uint8), source)
-        return pickle.loads(data.numpy())
-
     def keep(self, number: int, value: Any) -> None:
         """Keep an object of this rank under a number."""
         self._objects[number] = value

@@ -40,7 +40,6 @@ from skscalablegp import (
     SVGPClassifier,
     SVGPRegressor,
 )
-from skscalablegp.dask import _rank
 from skscalablegp.ranks import RankError
 
 QUIET = {"threads_per_worker": 1, "dashboard_address": ":0"}
@@ -110,6 +109,7 @@ def assert_same_fits(client, data, chunks, size):
     X, y = data
     noise = np.linspace(0.0, 0.5, len(X))
     model = iterative()
+    before = client.run(transfers)
     fitted = gp.fit(
         client,
         model,
@@ -117,6 +117,8 @@ def assert_same_fits(client, data, chunks, size):
         spread(client, y, chunks),
         noise_variance=spread(client, noise, chunks),
     )
+    after = client.run(transfers)
+    assert sum(after[worker] > before[worker] for worker in after) == size - 1
     assert not hasattr(model, "kernel_") and type(fitted) is type(model)
     assert fitted.fit_report_.ranks == size
     assert ("among 2 ranks" in str(fitted.fit_report_)) == (size == 2)
@@ -148,14 +150,11 @@ STAYING = {
 }
 
 
-def gathered(*args):
-    raise AssertionError("partitions are sent to one rank")
-
-
 def assert_rows_stay(client, name, chunks):
     """The fit equals that of one process with the rows in the order of the ranks."""
     X, y = table()
     noise = np.linspace(0.01, 0.5, len(X))
+    before = client.run(transfers)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         fitted = gp.fit(
@@ -166,6 +165,7 @@ def assert_rows_stay(client, name, chunks):
             rows="own",
             noise_variance=spread(client, noise, chunks),
         )
+        assert client.run(transfers) == before
         alone = clone(STAYING[name]).fit(X, y, noise_variance=noise)
     assert fitted.n_samples_seen_ == len(X) and getattr(fitted, "X_train_", None) is None
     np.testing.assert_allclose(fitted.kernel_.theta, alone.kernel_.theta, rtol=0, atol=1e-6)
@@ -173,8 +173,12 @@ def assert_rows_stay(client, name, chunks):
     assert not hasattr(STAYING[name], "kernel_")
 
 
-def test_rows_stay_on_one_worker(single, stand_in):
-    stand_in("_rank._collected", gathered)
+def transfers(dask_worker):
+    """How often a worker has fetched data from others."""
+    return dask_worker.state.transfer_incoming_count_total
+
+
+def test_rows_stay_on_one_worker(single):
     assert_rows_stay(single, "features", CHUNKS)
 
 
@@ -189,19 +193,7 @@ def test_rows_stay_on_one_worker(single, stand_in):
     ],
 )
 def test_rows_stay_on_two_workers(client, name, chunks):
-    client.run(refuse_to_gather)
-    try:
-        assert_rows_stay(client, name, chunks)
-    finally:
-        client.run(gather_again)
-
-
-def refuse_to_gather():
-    _rank.kept, _rank._collected = _rank._collected, gathered
-
-
-def gather_again():
-    _rank._collected = _rank.kept
+    assert_rows_stay(client, name, chunks)
 
 
 def test_estimators_that_need_all_rows_are_refused(single):

@@ -25,7 +25,7 @@ from skscalablegp import IterativeGPRegressor, RFFRegressor, RRCGRegressor, dist
 from skscalablegp.kernels import compile_kernel
 from skscalablegp.linalg.operators import KernelOperator, SharedOperator, kernel_operator
 from skscalablegp.ranks import RankError, leading
-from skscalablegp.ranks._group import Group, _Waits
+from skscalablegp.ranks._group import Group
 
 KERNEL = ConstantKernel(1.3) * Matern([0.6, 1.1, 2.0], nu=1.5) + WhiteKernel(0.2)
 
@@ -271,39 +271,39 @@ def ask(question):
 
 
 class Ending:
-    """A message that ends, or fails, when it is waited for without a limit."""
+    """A message that has ended, or failed."""
 
     def __init__(self, failure=None):
         self.failure = failure
 
-    def wait(self):
+    def get_future(self):
+        future = torch.futures.Future()
         if self.failure:
-            raise RuntimeError(self.failure)
+            future.set_exception(RuntimeError(self.failure))
+        else:
+            future.set_result(None)
+        return future
 
 
 def test_a_message_that_fails_is_blamed_on_a_rank():
     group = Group.__new__(Group)
-    group._waits = _Waits()
     group.life = SimpleNamespace(blame=lambda error: RankError(f"blamed: {error}"))
     for _ in range(2):
         group._do(Ending)
         with pytest.raises(RankError, match="blamed: closed by peer"):
             group._do(Ending, "closed by peer")
-    group._waits.close()
 
 
 def message_of_the_late():
     with distribute(timeout=20) as ranks:
-        if ranks.rank == 0:
-            return ranks.receive(torch.zeros(3), 1).tolist()
-        time.sleep(1)
-        ranks.send(torch.tensor([1.0, 2.0, 3.0]), 0)
+        time.sleep(ranks.rank)
+        return [found.tolist() for found in ranks.gather(torch.full((2,), float(ranks.rank)))]
 
 
 def test_a_message_may_come_late():
     """Waits look every half second whether all ranks live, which must not end a message."""
     answers = launch(2, message_of_the_late, seconds=60)
-    assert answers == [(0, [1.0, 2.0, 3.0]), (0, None)]
+    assert answers == [(0, [[0.0, 0.0], [1.0, 1.0]]), (0, [])]
 
 
 def call_of_one():
@@ -328,7 +328,7 @@ def message_of_the_dead():
     with distribute(timeout=5) as ranks:
         if ranks.rank == 1:
             os._exit(9)
-        ranks.receive(torch.zeros(3), 1)
+        ranks.gather(torch.zeros(3))
 
 
 @pytest.mark.slow
