@@ -69,7 +69,7 @@ def products(args):
 
     from skscalablegp.kernels import compile_kernel, default_kernel
     from skscalablegp.linalg.operators import kernel_operator
-    from skscalablegp.ranks import leading
+    from skscalablegp.workers import leading
 
     ranks = leading()
     kernel = compile_kernel(default_kernel(args.columns), args.columns)
@@ -104,7 +104,7 @@ def fits(args):
     from sklearn.base import clone
 
     from skscalablegp import IterativeGPRegressor
-    from skscalablegp.ranks import leading
+    from skscalablegp.workers import leading
 
     ranks, (X, y) = leading(), data(args)
     model = IterativeGPRegressor(

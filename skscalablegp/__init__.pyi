@@ -42,6 +42,6 @@ from .models.neighbors import NNGPRegressor as NNGPRegressor
 from .models.sampled import QSGPClassifier as QSGPClassifier
 from .models.sampled import QSGPRegressor as QSGPRegressor
 from .models.sampled import QSRVMRegressor as QSRVMRegressor
-from .ranks import distribute as distribute
+from .workers import distribute as distribute
 
 __version__: str

@@ -1,6 +1,6 @@
 """How public methods of estimators run: in this process alone, or together with other processes.
 
-``skscalablegp.ranks`` replaces the way; estimators only mark the methods.
+``skscalablegp.workers`` replaces the way; estimators only mark the methods.
 """
 
 from __future__ import annotations

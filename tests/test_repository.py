@@ -25,7 +25,7 @@ PACKAGE = ROOT / "skscalablegp"
 # A layer may import those before it; models may not import one another (below).
 LAYERS = [
     "storage",
-    "ranks",
+    "workers",
     "kernels",
     "features",
     "linalg",
@@ -38,7 +38,7 @@ LAYERS = [
 ]
 # What users import by name; the layers never do.
 PUBLIC = ["solvers", "preconditioners", "truncation", "gradients", "likelihoods", "training"]
-PUBLIC += ["priors"]
+PUBLIC += ["priors", "ranks"]
 # Beside the layers: they import no layer, and no layer imports them.
 LEAVES = ["metrics", "datasets", "inspection"]
 
@@ -236,7 +236,7 @@ def test_what_a_folder_offers_is_used():
 
 def public_modules():
     """Those that users enter; the other folders are for the package itself."""
-    inside = {"storage", "features", "linalg", "core", "models"}
+    inside = {"storage", "workers", "features", "linalg", "core", "models"}
     names = [m.name for m in pkgutil.iter_modules([str(PACKAGE)]) if not m.name.startswith("_")]
     names = sorted(set(names) - inside)
     return ["skscalablegp", *(f"skscalablegp.{name}" for name in names)]

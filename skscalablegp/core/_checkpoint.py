@@ -12,8 +12,8 @@ import torch
 from sklearn.utils import check_random_state
 
 from .._calls import Call
-from ..ranks import call_parts, fitted_parts, versions
 from ..storage import Decoder, Encoder, ModelFileError, contents, opened, said_by, structure_of
+from ..workers import call_parts, fitted_parts, versions
 from .training import Journal
 
 SCHEMA, _KIND = 1, "skscalablegp checkpoint"

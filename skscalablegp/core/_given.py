@@ -18,8 +18,7 @@ from torch import Tensor
 from .._calls import Call
 from .._validation import check_noise, check_noise_variance
 from ..linalg.gradients import Rows
-from ..linalg.parallel import RankWorkers
-from ..ranks import Ranks, leading
+from ..workers import Ranks, RankWorkers, leading
 from .data import (
     MOVED,
     Moments,

@@ -37,9 +37,8 @@ from .._devices import check_device, resolve_device
 from .._end import End
 from .._validation import available_memory, check_memory
 from ..linalg.operators import compiler_for
-from ..linalg.parallel import n_workers
-from ..ranks import leading
 from ..storage import ModelFileError
+from ..workers import leading, n_workers
 from ._awkward import (
     describe_offset,
     describe_targets,

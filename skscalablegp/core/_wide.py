@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from ..linalg.gradients import ExactGradient, GPProblem, exact_marginal_likelihood
-from ..linalg.parallel import one_thread
+from ..workers import one_thread
 from ._layout import Layout, Start
 from ._training_run import Run
 from .data import RandomOrder, problem_spread, problem_square

@@ -16,7 +16,7 @@ from sklearn.base import clone
 from .._clock import now
 from .._validation import check_number
 from ..core import GPModel
-from ..ranks import RankError, versions
+from ..workers import RankError, versions
 from ._partitions import partitions, split
 from ._rank import NO_ROWS, fitted_at, n_rows
 from ._session import Session, closed, described, opened

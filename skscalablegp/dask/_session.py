@@ -19,8 +19,7 @@ from distributed.comm import get_address_host
 from torch.distributed import PrefixStore, TCPStore
 
 from .._clock import now
-from ..linalg.parallel import threads
-from ..ranks import RankError, Ranks, met_at, versions
+from ..workers import RankError, Ranks, met_at, threads, versions
 
 _INTERFACE = "GLOO_SOCKET_IFNAME"
 

@@ -18,7 +18,7 @@ from .._clock import now
 from .._end import End
 from ..core import FitRun, GPModel, PartRecord, reporting_only
 from ..core.training import TrainingStep
-from ..linalg.parallel import workers
+from ..workers import workers
 from ._comparison import FAILURES
 
 

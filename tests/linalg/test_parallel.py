@@ -15,7 +15,7 @@ import named
 import pytest
 import torch
 
-from skscalablegp.linalg.parallel import map_in_order, n_workers, one_thread, run
+from skscalablegp.workers import map_in_order, n_workers, one_thread, run
 
 
 def in_new_thread(function):
@@ -289,7 +289,7 @@ def test_forked_children_have_pools_of_their_own(two):
 @pytest.mark.night
 def test_joblibs_processes_keep_to_their_share_of_the_cores():
     def child():
-        from skscalablegp.linalg.parallel import n_workers, run
+        from skscalablegp.workers import n_workers, run
 
         return n_workers(), run([int, float])
 
@@ -303,7 +303,7 @@ def test_workers_keep_to_affinity_and_end_with_the_interpreter():
     script = (
         "import os; os.sched_setaffinity(0, {min(os.sched_getaffinity(0))});"
         "import torch; torch.set_num_threads(4);"
-        "from skscalablegp.linalg.parallel import n_workers, run;"
+        "from skscalablegp.workers import n_workers, run;"
         "print(n_workers(), run([int] * 4))"
     )
     done = subprocess.run(

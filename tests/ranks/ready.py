@@ -12,4 +12,4 @@ torch.set_num_threads(1)
 import torch.distributed  # noqa: E402
 
 import skscalablegp  # noqa: E402
-import skscalablegp.ranks  # noqa: E402, F401
+import skscalablegp.workers  # noqa: E402, F401

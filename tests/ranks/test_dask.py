@@ -40,7 +40,7 @@ from skscalablegp import (
     SVGPClassifier,
     SVGPRegressor,
 )
-from skscalablegp.ranks import RankError
+from skscalablegp.workers import RankError
 
 QUIET = {"threads_per_worker": 1, "dashboard_address": ":0"}
 # Uneven partitions, one of them empty and one of a single row.

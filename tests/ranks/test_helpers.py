@@ -15,8 +15,7 @@ from sklearn.gaussian_process.kernels import RBF, ConstantKernel, WhiteKernel
 
 from skscalablegp import NNGPRegressor, PoERegressor, distribute
 from skscalablegp.core import fitted_process
-from skscalablegp.linalg.parallel import shares, workers
-from skscalablegp.ranks import leading
+from skscalablegp.workers import leading, shares, workers
 
 COMMON = {"random_state": 0, "small_table": "method", "max_iter": 4}
 NEAR = COMMON | {"n_neighbors": 16, "subset_size": 100}

@@ -17,7 +17,7 @@ from skscalablegp import (
     QSRVMRegressor,
     distribute,
 )
-from skscalablegp.ranks import leading
+from skscalablegp.workers import leading
 
 LABELS = {
     "steps": QSGPClassifier(

@@ -25,7 +25,7 @@ from skscalablegp import (
     SVGPRegressor,
     distribute,
 )
-from skscalablegp.ranks import leading
+from skscalablegp.workers import leading
 
 
 def table(n=1501, d=3, seed=0):

@@ -24,8 +24,8 @@ from sklearn.gaussian_process.kernels import ConstantKernel, Matern, WhiteKernel
 from skscalablegp import IterativeGPRegressor, RFFRegressor, RRCGRegressor, distribute, load
 from skscalablegp.kernels import compile_kernel
 from skscalablegp.linalg.operators import KernelOperator, SharedOperator, kernel_operator
-from skscalablegp.ranks import RankError, leading
-from skscalablegp.ranks._group import Group
+from skscalablegp.workers import RankError, leading
+from skscalablegp.workers._group import Group
 
 KERNEL = ConstantKernel(1.3) * Matern([0.6, 1.1, 2.0], nu=1.5) + WhiteKernel(0.2)
 

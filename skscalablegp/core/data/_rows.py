@@ -13,7 +13,7 @@ from jaxtyping import Float
 from torch import Generator, Tensor
 
 from ...linalg.gradients import Rows
-from ...linalg.parallel import Workers
+from ...workers import Workers
 from ._merging import have_merged
 from ._subsets import RandomOrder
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ...kernels import TorchKernel
 from ...linalg.gradients import GPProblem, Rows
-from ...linalg.parallel import RankWorkers
+from ...workers import RankWorkers
 from ._rows import limit_rows
 from ._table import Table, rows_beyond_limits
 

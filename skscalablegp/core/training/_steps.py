@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from ..._end import End
-from ...linalg.parallel import one_thread
+from ...workers import one_thread
 from ._budget import StopTraining
 from ._journal import LastState, reading
 from ._monitor import Monitor

@@ -2,7 +2,7 @@
 
 During a call into LAPACK or BLAS neither Ctrl-C nor the clock is noticed, and the call ends with
 the slowest of its threads. Large calls are therefore cut into tasks of a fraction of a second,
-which the workers of ``linalg/parallel`` share. Between tasks Python handles signals, and `look_up`
+which the workers of ``workers`` share. Between tasks Python handles signals, and `look_up`
 checks the time budget of the current fit. Each number is computed by one task, and the shapes of
 the tasks depend on the sizes alone, so that results are the same for any number of workers. Small
 calls, and all calls on a GPU, are made as a whole.
@@ -20,7 +20,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from ..._clock import look_up
-from ..parallel import map_in_order
+from ...workers import map_in_order
 
 # A task has at most _MOST_FLOPS operations, a tenth of a second of one core. Tasks of a product
 # have _FEW_FLOPS, but at least _ROWS rows, because each of them reads the whole other factor.

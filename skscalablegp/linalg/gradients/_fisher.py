@@ -6,8 +6,8 @@ import torch
 from jaxtyping import Float64
 from torch import Generator, Tensor
 
+from ...workers import one_thread
 from ..blocks import look_up
-from ..parallel import one_thread
 from ..solvers import cholesky_with_jitter
 from ._problem import GPProblem
 

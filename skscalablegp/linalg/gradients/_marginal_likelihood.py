@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from jaxtyping import Float
 from torch import Tensor
 
+from ...workers import one_thread
 from ..blocks import cholesky_inverse, cholesky_solve, look_up
-from ..parallel import one_thread
 from ..solvers import cholesky_with_jitter
 from ._base import GradientEstimate, GradientEstimator, GradientState
 from ._problem import GPProblem

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ..._devices import precise_device, sum_dtype
 from ...kernels import TorchKernel
-from ..parallel import map_in_order
+from ...workers import map_in_order
 from ._base import LinearOperator, slope
 from ._bound import BoundKernel, StationaryKernel, bind
 from ._chosen import ChosenRows, EvaluatedRows

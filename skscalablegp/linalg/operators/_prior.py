@@ -7,7 +7,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ...features import PriorFeatures
-from ..parallel import map_in_order
+from ...workers import map_in_order
 
 # Values of features that a task computes: a few milliseconds of sines and cosines. A GPU takes as
 # many as fit into half a gigabyte of single precision.

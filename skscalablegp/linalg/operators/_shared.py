@@ -11,8 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ...kernels import TorchKernel
-from ...ranks import Ranks, leading
-from ..parallel import RankWorkers
+from ...workers import Ranks, RankWorkers, leading
 from ._kernel import CrossOperator, KernelOperator, Workspace
 from ._sent import SentOperator
 from ._tiles import tile_size

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from ..._named import keep_settings
 from ..._validation import check_integer
+from ...workers import map_in_order
 from ..blocks import add_gram_, cholesky_, look_up
 from ..operators import LinearOperator
-from ..parallel import map_in_order
 from ._base import Preconditioner, PreconditionerConfig, pick_generator, randn
 from ._pivoted_cholesky import _random_factor, _small_cholesky
 

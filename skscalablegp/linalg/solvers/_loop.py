@@ -13,9 +13,9 @@ from torch import Tensor
 
 from ..._clock import now
 from ..._end import End
+from ...workers import one_thread
 from ..blocks import watched
 from ..operators import SelfAdjointOperator, column_norms
-from ..parallel import one_thread
 from ..preconditioners import Preconditioner
 from ._base import Column, Solver, SolverState, first_guess
 from ._solution import Solution

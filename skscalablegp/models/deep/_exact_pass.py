@@ -13,7 +13,7 @@ from scipy.optimize import minimize_scalar
 from torch import Tensor
 
 from ...core.data import RowSource
-from ...linalg.parallel import Workers
+from ...workers import Workers
 from ._features import DeepFeatures
 from ._objective import (
     FeatureMoments,

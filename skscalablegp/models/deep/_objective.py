@@ -22,8 +22,8 @@ from torch import Tensor
 
 from ...core.posteriors import FeatureWeights
 from ...linalg.operators import ONE
-from ...linalg.parallel import Workers
 from ...linalg.solvers import cholesky_with_jitter
+from ...workers import Workers
 
 
 @dataclass(frozen=True, eq=False)

@@ -12,7 +12,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ...core.data import RowSource
-from ...linalg.parallel import RankWorkers, Workers
+from ...workers import RankWorkers, Workers
 from ._features import DeepFeatures
 
 

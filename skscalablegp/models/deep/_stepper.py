@@ -15,7 +15,7 @@ from torch import Generator, Tensor
 
 from ...core.data import RowSource
 from ...core.training import AdamOfGroups, Stepper
-from ...linalg.parallel import Workers
+from ...workers import Workers
 from ._batch import BatchGradient, FeatureBatch, automatic_rate
 from ._exact_pass import ExactPass, NoiseSearch, Settled
 from ._features import DeepFeatures

@@ -21,7 +21,7 @@ from ...linalg.gradients import (
     Rows,
     exact_marginal_likelihood,
 )
-from ...linalg.parallel import run, workers
+from ...workers import run, workers
 
 # Rows of an expert whose factorisation takes about a second on one core.
 _LARGE = 3000

@@ -19,7 +19,7 @@ from ...core.data import column_spread, limited
 from ...core.training import Budget, Monitor, TrainingStep
 from ...linalg.blocks import look_up
 from ...linalg.gradients import ExactGradient, exact_marginal_likelihood
-from ...linalg.parallel import run
+from ...workers import run
 from ._gradient import Experts, ExpertTable
 from ._posterior import ExpertPosterior
 

@@ -37,7 +37,7 @@ from ...linalg.gradients import (
     GradientState,
     exact_marginal_likelihood,
 )
-from ...linalg.parallel import n_workers
+from ...workers import n_workers
 from ._gradient import Experts, ExpertsGradient, ExpertTable
 from ._grouped import GroupedExpertsPosterior, GroupedGradient, build_groups
 from ._parts import (

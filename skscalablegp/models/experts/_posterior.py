@@ -20,7 +20,7 @@ from ...core.posteriors import (
     PosteriorModule,
 )
 from ...linalg.operators import KernelOperator, noise_of_means
-from ...linalg.parallel import run, workers
+from ...workers import run, workers
 
 # New rows that an expert predicts at a time, and rows or columns of the inverse factor in a block.
 _ROWS = 1024

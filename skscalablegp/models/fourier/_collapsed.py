@@ -15,8 +15,8 @@ from ...features import PriorFeatures
 from ...linalg.blocks import add_gram_, cholesky_inverse, look_up, matmul, task_rows
 from ...linalg.gradients import GPProblem
 from ...linalg.operators import slope
-from ...linalg.parallel import map_in_order, one_thread
 from ...linalg.solvers import cholesky_with_jitter
+from ...workers import map_in_order, one_thread
 
 # Rows whose features are held in memory at a time.
 BATCH_ROWS = 2048

@@ -25,7 +25,7 @@ from ...core.training import Stepper, TensorAdam
 from ...features import Network
 from ...kernels import TorchKernel
 from ...linalg.gradients import GPProblem, Rows
-from ...linalg.parallel import Workers
+from ...workers import Workers
 from ._beliefs import AdamSteps, MovingBelief, NaturalSteps
 from ._bound import (
     KernelValues,

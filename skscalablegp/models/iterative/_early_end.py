@@ -11,8 +11,8 @@ from torch import Tensor
 from ..._end import End
 from ...core.data import random_rows
 from ...linalg.operators import ChosenRows, KernelOperator, column_norms
-from ...linalg.parallel import map_in_order
 from ...linalg.solvers import Progress, SolverState, StoppingRule, cholesky_with_jitter
+from ...workers import map_in_order
 
 # Steps in which the mean squared error has to fall by more than this share of it. On 24,000 drawn
 # rows the NLPD of new rows changes by at most 0.002 from the sixth step on

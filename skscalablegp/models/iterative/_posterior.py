@@ -32,7 +32,6 @@ from ...core.posteriors import (
 from ...features import PriorFeatures
 from ...kernels import NotExportable
 from ...linalg.operators import KernelOperator, prior_values
-from ...linalg.parallel import map_in_order
 from ...linalg.preconditioners import Preconditioner, build_preconditioner
 from ...linalg.solvers import (
     Solution,
@@ -40,6 +39,7 @@ from ...linalg.solvers import (
     preconditioner_for,
     solve,
 )
+from ...workers import map_in_order
 from ._nearest import NearestDraws, NearestModule
 
 # Rows whose covariances with all rows are held in memory at a time when rows are left out.

@@ -10,7 +10,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from ...linalg.gradients import GPProblem
-from ...linalg.parallel import workers
+from ...workers import workers
 from ._local import dual_weights
 from ._metric import Index, Metric
 

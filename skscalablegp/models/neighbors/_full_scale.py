@@ -17,8 +17,8 @@ from ...kernels import TorchKernel
 from ...linalg.blocks import look_up
 from ...linalg.gradients import GPProblem
 from ...linalg.operators import kernel_of_sets, slope
-from ...linalg.parallel import map_in_order, workers
 from ...linalg.solvers import cholesky_with_jitter
+from ...workers import map_in_order, workers
 from ._local import Shared, condition, gather, starts
 
 # Rows whose features are computed at a time.

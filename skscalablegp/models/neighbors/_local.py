@@ -16,7 +16,7 @@ from ...kernels import TorchKernel
 from ...linalg.blocks import look_up
 from ...linalg.gradients import GPProblem
 from ...linalg.operators import fill_upper, kernel_of_sets, slope
-from ...linalg.parallel import map_in_order
+from ...workers import map_in_order
 
 # Matrix entries that are processed at a time; on a CPU, few enough for the cache of a core.
 _CPU_BLOCK, _GPU_BLOCK = 2**19, 2**28

@@ -14,7 +14,7 @@ from scipy.optimize import minimize_scalar
 from torch import Tensor
 
 from ...linalg.gradients import GPProblem, GradientEstimate, GradientEstimator, GradientState
-from ...linalg.parallel import workers
+from ...workers import workers
 from ._full_scale import Earlier, WholeLikelihood, earlier_rows, inducing_rows
 from ._local import Predicted, Shared, blocks, left_out, left_out_moments, predict
 from ._metric import Index, Metric, others_near

@@ -26,7 +26,7 @@ from ...core.posteriors import (
 )
 from ...kernels import NotExportable
 from ...linalg.gradients import GPProblem
-from ...linalg.parallel import workers
+from ...workers import workers
 from ._among import Among
 from ._local import Predicted, Shared, chain, left_out_moments, predict
 from ._metric import Index, Metric, others_near

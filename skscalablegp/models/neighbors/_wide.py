@@ -18,7 +18,7 @@ from ...core.training import Budget
 from ...kernels import TorchKernel
 from ...linalg.gradients import GPProblem
 from ...linalg.operators import kernel_between_sets
-from ...linalg.parallel import map_in_order
+from ...workers import map_in_order
 from ._among import Among
 from ._metric import Index
 

@@ -18,8 +18,8 @@ from ...core.posteriors import FeatureWeights, Posterior, shifted
 from ...kernels import compile_kernel
 from ...linalg.blocks import look_up, watched
 from ...linalg.gradients import Rows
-from ...linalg.parallel import Workers
 from ...linalg.solvers import cholesky_with_jitter
+from ...workers import Workers
 from ._basis import Functions
 from ._fit import Fit, Trained
 from ._noise import NoiseAtRows, noise_of

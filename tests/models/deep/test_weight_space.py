@@ -7,7 +7,6 @@ from numpy.testing import assert_allclose
 from scipy.optimize import minimize
 from scipy.stats import multivariate_normal
 
-from skscalablegp.linalg.parallel import Workers
 from skscalablegp.models.deep import (
     best_scales,
     data_fit,
@@ -17,6 +16,7 @@ from skscalablegp.models.deep import (
     weight_space_likelihood,
 )
 from skscalablegp.models.deep._objective import HeldOutRows
+from skscalablegp.workers import Workers
 
 N, M, T = 30, 5, 2
 

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...ranks import Ranks, alone, gathered, leading
+from ._ranks import Ranks, alone, gathered, leading
 
 try:
     # Kernels that are defined in a script can then be sent to joblib's processes.
