@@ -39,6 +39,7 @@ from skscalablegp import (
     SVGPClassifier,
     SVGPRegressor,
 )
+from skscalablegp.core.posteriors import Copies
 from skscalablegp.likelihoods import Bernoulli
 from skscalablegp.models.experts import COMBINATIONS
 
@@ -314,6 +315,12 @@ def test_experts_have_all_copies_of_their_rows(rule):
     rows = np.arange(0, len(fit.X), 7)
     numbers = np.array([np.flatnonzero((table()[0] == x).all(1))[0] for x in fit.model.X_train_])
     parts = [numbers[part] for part in fit.model.experts_]
+    if rule != "grbcm":  # whose parts overlap
+        of, oracle = table()[2], fit.oracle
+        shares = [np.isin(of, part) for part in parts]
+        arrays = oracle.X, oracle.y, oracle.noise
+        each = [Dense(*exact(None), *(a[share] for a in arrays)).value() for share in shares]
+        assert_allclose(fit.model.log_marginal_likelihood_value_, sum(each), rtol=1e-9)
     left = fit.model._left_out(fit.X, fit.y[:, 0], fit.given, rows)
     found = zip(rows, *fit.model.predict(fit.X[rows], return_std=True), strict=True)
     for (i, *predicted), *alone in zip(found, left.mean, left.std, strict=True):
@@ -345,6 +352,20 @@ def test_neighbours_are_different_rows_with_all_their_copies():
             (mean,), (latent,) = by_parts(fit, [part], fit.X[i], keep)
             want = float(mean) * fit.std + fit.mean, np.sqrt(float(latent) + noise) * fit.std
             assert_allclose(answer, [part[0] for part in want], rtol=1e-6)
+
+
+def test_local_errors_multiply_the_variance_whatever_rows_stand_for():
+    fit = Fit("neighbours", "other targets", False, {"n_neighbors": 5, "n_wide_neighbors": 0})
+    posterior, problem = fit.model._posterior(), fit.model._trained_problem()
+    posterior._power = 0.5
+    rows, counts = torch.arange(len(problem.X)), problem.repeats.counts
+    copies, known = Copies(counts, counts - 1, rows, problem.Y), torch.zeros_like(counts)
+    found = posterior.leave_copies_out(rows, problem.X, problem.Y, known, copies)[1]
+    left = posterior.left_out(rows)
+    latent, noise = left.factor * left.variance, left.factor * WHITE
+    precision = 1 / latent + (counts - 1) / noise
+    torch.testing.assert_close(found, 1 / precision + noise)
+    assert float(left.factor.std()) > 0.01
 
 
 # ---------------------------------------------------------------- before training

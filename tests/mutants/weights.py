@@ -622,4 +622,12 @@ MUTANTS = [
         f"{EQUAL} -k of_all_rows",
         True,
     ),
+    (
+        "rows that are left out have the local errors of their own neighbourhood",
+        "NeighborPosterior._noise_left_out",
+        "self.left_out(rows).factor * self._white(X) if self._power else self._white(X)",
+        "self.noise(X)",
+        f"{EQUAL} -k local_errors",
+        True,
+    ),
 ]

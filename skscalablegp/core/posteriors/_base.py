@@ -138,7 +138,7 @@ class Posterior(ABC):
         Y are the means of the merged rows' targets, and `known` the noise of single rows. So are
         the returned variances.
         """
-        white = self.noise(X)
+        white = self._noise_left_out(rows, X)
         noise = white + known
         of_means = noise_of_means(noise, copies.counts)
         found = self.leave_one_out(rows, X, Y, of_means - white)
@@ -148,6 +148,12 @@ class Posterior(ABC):
         noise = noise[copies.place]
         mean, variance = copies.others_seen(mean, total.clamp_min(0), noise, Y)
         return mean, variance + noise
+
+    def _noise_left_out(
+        self, rows: Int[Tensor, " k"], X: Float[Tensor, "k d"]
+    ) -> Float[Tensor, " k"]:
+        """The kernel's noise of single rows, as `leave_one_out` has it."""
+        return self.noise(X)
 
     def low_rank_form(self) -> LowRankForm | None:
         """The form from which low-rank variances are computed; None without fast products."""

@@ -261,6 +261,10 @@ class NeighborPosterior(Posterior):
         """Each row given its nearest others, at the cost of a prediction."""
         return tuple(self._shared_out(NeighborPosterior._own_left_out, rows, X, Y, known))
 
+    def _noise_left_out(self, rows, X):
+        # Without themselves, rows have other local errors.
+        return self.left_out(rows).factor * self._white(X) if self._power else self._white(X)
+
     def _own_left_out(self, rows: Tensor, X: Tensor, Y: Tensor, known: Tensor) -> MeanAndVariance:
         near = others_near(self._index, self._metric(X), rows, self.n_neighbors)
         found, factor = self._alone(X, near)
