@@ -163,7 +163,7 @@ def trained(model):
 # Without leave-one-out predictions in closed form.
 NOT_LEFT_OUT = "solves", "grid", "few-on-a-grid", "grid-solves", "deep", "deep-minimax"
 NOT_LEFT_OUT += "deep-batches", "low-rank-grid", "stack"
-SLOW = "deep-minimax", "deep-batches", "stack", "mean-function", "blocks", "many-features"
+QUICK = "exact", "neighbours", "points", "variational", "features", "grid", "deep", "low-rank"
 # Estimators with their prior covariance, and with the relative precision of dense algebra.
 CASES = {
     "exact": (IterativeGPRegressor(**SCALED), exact, 1e-8),
@@ -252,7 +252,7 @@ class Fit:
 def fits():
     for name, (kind, noisy) in itertools.product(CASES, KINDS):
         if kind != "weights" or name not in ONE_TARGET:
-            quick = (kind, noisy) == KINDS[-1] and name not in SLOW
+            quick = (kind, noisy) == KINDS[-1] and name in QUICK
             yield pytest.param(name, kind, noisy, marks=() if quick else pytest.mark.slow)
 
 
@@ -273,8 +273,14 @@ def test_equal_rows_are_those_of_dense_algebra(name, kind, noisy):
 # ---------------------------------------------------------------- one of several equal rows
 
 
-@pytest.mark.parametrize("kind", ["copies", "other targets"])
-@pytest.mark.parametrize("name", [name for name in CASES if name not in NOT_LEFT_OUT])
+def left_out():
+    for name, kind in itertools.product(CASES, ["copies", "other targets"]):
+        if name not in NOT_LEFT_OUT:
+            quick = kind == "other targets" and name in (*QUICK, "deep-rows")
+            yield pytest.param(name, kind, marks=() if quick else pytest.mark.slow)
+
+
+@pytest.mark.parametrize(("name", "kind"), list(left_out()))
 def test_one_of_several_equal_rows_is_left_out_alone(name, kind):
     fit, rtol = Fit(name, kind, True), CASES[name][2]
     rows = np.arange(0, len(fit.X), 5)
@@ -308,7 +314,9 @@ def by_parts(fit, parts, x, keep):
 
 
 @pytest.mark.exact_input
-@pytest.mark.parametrize("rule", ["gpoe", "rbcm", "grbcm"])
+@pytest.mark.parametrize(
+    "rule", ["grbcm", *(pytest.param(rule, marks=pytest.mark.slow) for rule in ("gpoe", "rbcm"))]
+)
 def test_experts_have_all_copies_of_their_rows(rule):
     settings = {"combination": rule, "expert_size": 8, "n_experts": 99}
     fit = Fit("one-expert", "other targets", False, settings)
@@ -408,7 +416,9 @@ def test_default_length_scales_have_the_units_of_all_rows():
 JOIN = ("exact", "one-expert", "points", "features", "neighbours", "grid", "variational", "sampled")
 
 
-@pytest.mark.parametrize("name", JOIN)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name == "exact" else pytest.mark.slow) for name in JOIN]
+)
 def test_copies_of_rows_that_join_are_further_rows(name):
     """In the units of the rows before, whose copies differ from them and from each other."""
     model, (X, _, of, noise) = clone(CASES[name][0]), table()
