@@ -34,7 +34,6 @@ from ._minibatch import (
     GPClassifierBase,
     MinibatchGPRegressorBase,
     input_scaling,
-    merged_with_targets,
 )
 from ._model import GPModel, check_categories
 from ._noise_floor import below_the_noise_bound

@@ -1,4 +1,4 @@
-"""Rows of a fit of which each rank passes its own: what is read, and what it becomes."""
+"""What is passed to a fit, in this process or at ranks with rows of their own, and its source."""
 
 from __future__ import annotations
 
@@ -72,11 +72,14 @@ class Given(ABC):
         Rows that stand for all in checks and limits: all, or evenly spaced ones of ranks.
     known : array-like or None
         noise_variance; of ranks that of rank 0.
+    numbers : ndarray of shape (n,)
+        The numbers of the rows in the given table.
     """
 
     X: np.ndarray
     Y: np.ndarray
     known: Any
+    numbers: np.ndarray
 
     @abstractmethod
     def __len__(self) -> int:
@@ -297,7 +300,7 @@ class GivenShards(Given):
         # Rank 0 refuses it before others are asked, and notes whether there is any.
         self.raw.own.noise(scaling, likelihood)
         most = max(self.raw.call(_most_noise, scaling, likelihood))
-        noise, weight = np.broadcast_to([[np.nan], [1.0]], (2, len(self)))
+        noise, weight = np.broadcast_to(np.nan, len(self)), np.ones(len(self))
         rows = self.X, self.Y, scaling, dtype, device, noise, weight
         return ShardedSource(*rows, raw=self.raw, likelihood=likelihood, largest_noise=most)
 

@@ -18,7 +18,7 @@ from ..core.training import Budget, StopTraining
 from ._auto_base import AutoBase, Trial
 from ._below import fit_below, told_noise
 from ._comparison import Comparison
-from ._division import Rows, divided
+from ._division import DividedTable, divided
 from ._encoding import listed
 from ._leaderboard import Leaderboard, LeaderboardRow, in_words
 from ._member_noise import MOST_VARYING, Errors, varying_members
@@ -307,7 +307,7 @@ class AutoGPRegressor(AutoBase, NoisyRegressorBase):
         run.reports(summary=self.explain_)
         run.ended(status, n_iter=len(run.monitor.steps), because=because)
 
-    def _useful_scores(self, rows: Rows, run: FitRun) -> dict[int, NormalScores]:
+    def _useful_scores(self, rows: DividedTable, run: FitRun) -> dict[int, NormalScores]:
         found = useful_scores(rows, self._encoder.codes_, self, run)
         if found:
             names = listed([self._encoder.names_[j] for j in found])
@@ -322,7 +322,9 @@ class AutoGPRegressor(AutoBase, NoisyRegressorBase):
         mean, variance, _ = Scaled(inner).unscaled(X)
         return np.column_stack([mean, np.full(len(X), np.nan) if variance is None else variance])
 
-    def _member(self, candidate: Candidate, fresh: Any, trial: Trial, rows: Rows) -> Validated:
+    def _member(
+        self, candidate: Candidate, fresh: Any, trial: Trial, rows: DividedTable
+    ) -> Validated:
         seen = np.sort(rows.order[: trial.n_predicted])
         held = rows.held[seen]
         mean, variance = trial.found[seen].T
@@ -335,7 +337,7 @@ class AutoGPRegressor(AutoBase, NoisyRegressorBase):
         name, done = candidate.name, trial.n_predicted
         return Validated(name, fresh, scaled, means, variances, done, trial.refits, trial.seconds)
 
-    def _weigh(self, rows: Rows) -> None:
+    def _weigh(self, rows: DividedTable) -> None:
         """Weights of the members so far; the model predicts by them."""
 
         def weigh(members: np.ndarray, common: np.ndarray) -> np.ndarray:
@@ -357,7 +359,7 @@ class AutoGPRegressor(AutoBase, NoisyRegressorBase):
     def _previewed(self, model: AutoGPRegressor, below: Any) -> None:
         model._keep(self._learned if self._members else Scaled(below))
 
-    def _pool_again(self, rows: Rows) -> None:
+    def _pool_again(self, rows: DividedTable) -> None:
         self._pool(self._weights, self._learned, rows)
 
     def _mixed(self, weights: np.ndarray, at: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -367,7 +369,7 @@ class AutoGPRegressor(AutoBase, NoisyRegressorBase):
         variances = np.stack([each.variance[at] for _, each in used])
         return mixed(np.array([w for w, _ in used]), means, variances)
 
-    def _pool(self, weights: np.ndarray, like: Scaled, rows: Rows) -> None:
+    def _pool(self, weights: np.ndarray, like: Scaled, rows: DividedTable) -> None:
         """Make the weighted members the model, with the noise model and tails of `like`."""
         self._weights = weights
         done = min(m.n_predicted for w, m in zip(weights, self._members, strict=True) if w > 0)
@@ -386,7 +388,7 @@ class AutoGPRegressor(AutoBase, NoisyRegressorBase):
 
     # ------------------------------------------------------------------ noise and refits
 
-    def _learn_noise(self, rows: Rows, run: FitRun) -> list[str]:
+    def _learn_noise(self, rows: DividedTable, run: FitRun) -> list[str]:
         """A noise model and tails from the weighted members' errors on held-out rows.
 
         Then the best members have noise models of their own, and other weights, if the density is
@@ -429,7 +431,7 @@ class AutoGPRegressor(AutoBase, NoisyRegressorBase):
         ended = cut or end.reason is not None
         return [] if size == len(seen) and not ended else ["the noise model"]
 
-    def _noise_share(self, rows: Rows, run: FitRun) -> Budget:
+    def _noise_share(self, rows: DividedTable, run: FitRun) -> Budget:
         """The time of the noise models: what refits are expected to leave, and at least half."""
         share, left = run.budget.share("noise"), run.budget.left
         if not left or not share.limit:
@@ -453,7 +455,7 @@ class AutoGPRegressor(AutoBase, NoisyRegressorBase):
         return _Pooled.of(self._weights, noise, errors, mean, total)
 
     def _noise_of_members(
-        self, pooled: _Pooled, rows: Rows, errors: Errors, seed: int, share: Budget
+        self, pooled: _Pooled, rows: DividedTable, errors: Errors, seed: int, share: Budget
     ) -> tuple[_Pooled, bool]:
         """Members with noise models of their own, if the density of their mixture is higher.
 
@@ -482,7 +484,7 @@ class AutoGPRegressor(AutoBase, NoisyRegressorBase):
         noise = NoiseModel(log, (), _OWN_NOISE, pooled.noise.gain + float(np.mean(before - loss)))
         return _Pooled(every, noise, some, (y - mean) / np.sqrt(variance), loss), cut
 
-    def _conclude(self, rows: Rows, refitted: list[str], compared: Comparison) -> None:
+    def _conclude(self, rows: DividedTable, refitted: list[str], compared: Comparison) -> None:
         """The leaderboard, the explanation and the report."""
         scored = rows.common([each.n_predicted for each in self._members])
         y = rows.y[rows.held[scored]]

@@ -24,7 +24,7 @@ from ..core.training import Budget
 from ._auto_jobs import evaluated_by_jobs, refitted_by_jobs
 from ._below import few_threads, fit_below, opened, told_noise, with_kernel
 from ._comparison import FAILURES, Comparison
-from ._division import Rows
+from ._division import DividedTable
 from ._encoding import TableEncoder, listed
 from ._members import Candidate
 from ._normal_scores import NormalScores, ScoredColumns
@@ -59,7 +59,7 @@ class Trial:
     found : ndarray of shape (m, q)
         Its predictions; NaN where there was no time.
     n_predicted : int
-        How many held-out rows it has predicted, in the order of `Rows.order`.
+        How many held-out rows it has predicted, in the order of `DividedTable.order`.
     note : str
         What time has cut.
     refits : bool
@@ -160,22 +160,22 @@ class AutoBase:
         """What a fitted member predicts, as an array of shape (len(X), q)."""
 
     @abstractmethod
-    def _member(self, candidate: Candidate, fresh: Any, trial: Trial, rows: Rows) -> Any:
+    def _member(self, candidate: Candidate, fresh: Any, trial: Trial, rows: DividedTable) -> Any:
         """A validated member from its predictions of held-out rows."""
 
     @abstractmethod
-    def _weigh(self, rows: Rows) -> None:
+    def _weigh(self, rows: DividedTable) -> None:
         """Weights of the members so far; the model predicts by them."""
 
     @abstractmethod
-    def _pool_again(self, rows: Rows) -> None:
+    def _pool_again(self, rows: DividedTable) -> None:
         """Predict by the members as they are now, with the weights as they are."""
 
     @abstractmethod
     def _previewed(self, model: Any, below: Any) -> None:
         """Set the fitted attributes of a copy while a member, now `below`, is being fitted."""
 
-    def _useful_scores(self, rows: Rows, run: FitRun) -> dict[int, NormalScores]:
+    def _useful_scores(self, rows: DividedTable, run: FitRun) -> dict[int, NormalScores]:
         """Columns whose normal scores all members take that are processes."""
         return {}
 
@@ -187,7 +187,9 @@ class AutoBase:
         """The estimator of such folds."""
         return with_kernel(fresh, _last(inner))
 
-    def _compare(self: Any, tried: list[Candidate], rows: Rows, compared: Comparison) -> None:
+    def _compare(
+        self: Any, tried: list[Candidate], rows: DividedTable, compared: Comparison
+    ) -> None:
         """Fit and evaluate the members one by one, and weight those that were evaluated."""
         run, self._scores = compared.run, None
         seeds = [int(run.random_state.randint(2**31 - 1)) for _ in tried]
@@ -230,7 +232,7 @@ class AutoBase:
         candidate: Candidate,
         kernel: Any,
         seed: int,
-        rows: Rows,
+        rows: DividedTable,
         share: Budget,
         run: FitRun,
     ) -> tuple[Trial, Any]:
@@ -247,7 +249,7 @@ class AutoBase:
                 trial = replace(trial, refits=True, seconds=self._cheapest(trial))
             return trial, self._member(candidate, fresh, trial, rows)
 
-    def _find_scores(self: Any, fresh: Any, rows: Rows, run: FitRun) -> None:
+    def _find_scores(self: Any, fresh: Any, rows: DividedTable, run: FitRun) -> None:
         """Before the first process among the members, find the columns with useful scores."""
         if isinstance(fresh, GPModel) and self._scores is None:
             self._scores = self._useful_scores(rows, run)
@@ -257,7 +259,7 @@ class AutoBase:
         return opened(_seeded(fresh, seed), self, run, getattr(self, "feature_names_in_", None))
 
     def _weights_by(
-        self: Any, rows: Rows, weigh: Callable[[np.ndarray, np.ndarray], np.ndarray]
+        self: Any, rows: DividedTable, weigh: Callable[[np.ndarray, np.ndarray], np.ndarray]
     ) -> tuple[np.ndarray, np.ndarray]:
         """Weights of the members, and the held-out rows that chose them (a mask).
 
@@ -266,7 +268,7 @@ class AutoBase:
 
         Parameters
         ----------
-        rows : Rows
+        rows : DividedTable
         weigh : callable
             ``weigh(members, common)`` gives the weights of some members (their numbers) by some
             held-out rows (a mask).
@@ -291,7 +293,7 @@ class AutoBase:
         return min([trial.seconds, *untrained])
 
     def _tried(
-        self: Any, candidate: Candidate, fresh: Any, rows: Rows, share: Budget, run: FitRun
+        self: Any, candidate: Candidate, fresh: Any, rows: DividedTable, share: Budget, run: FitRun
     ) -> Trial:
         """Fit a member without the held-out rows, and predict them, both as far as time allows."""
         found = np.full((len(rows.held), self._width()), np.nan)
@@ -319,7 +321,7 @@ class AutoBase:
         self: Any,
         candidate: Candidate,
         fresh: Any,
-        rows: Rows,
+        rows: DividedTable,
         found: np.ndarray,
         share: Budget,
         run: FitRun,
@@ -372,7 +374,7 @@ class AutoBase:
         self: Any,
         candidate: Candidate,
         fresh: Any,
-        rows: Rows,
+        rows: DividedTable,
         some: np.ndarray,
         share: Budget,
         run: FitRun,
@@ -412,7 +414,7 @@ class AutoBase:
         return Fit(inner, ", ".join(notes), max(seconds, share.seconds - begun if steps else 0.0))
 
     def _fitted_to(
-        self: Any, fresh: Any, rows: Rows, some: np.ndarray, share: Budget, run: FitRun
+        self: Any, fresh: Any, rows: DividedTable, some: np.ndarray, share: Budget, run: FitRun
     ) -> tuple[Any, bool]:
         """A member fitted to exactly these rows, and whether time has cut it short."""
         inner, y = clone(fresh), rows.y[some]
@@ -435,7 +437,7 @@ class AutoBase:
         return behind(inner), cut
 
     def _on_all_rows(
-        self: Any, member: Any, rows: Rows, share: Budget, run: FitRun
+        self: Any, member: Any, rows: DividedTable, share: Budget, run: FitRun
     ) -> tuple[Any, bool]:
         """`_fitted_to` for a member and all rows."""
         with run.stage(f"{member.name} on all rows"):
@@ -443,7 +445,7 @@ class AutoBase:
         run.preview = None
         return found
 
-    def _refit(self: Any, rows: Rows, compared: Comparison) -> list[str]:
+    def _refit(self: Any, rows: DividedTable, compared: Comparison) -> list[str]:
         """Refit the members that have weight on all rows, as far as time allows; their names."""
         run, refitted = compared.run, []
         order = np.argsort(-self._weights, kind="stable")
@@ -522,12 +524,12 @@ def _check(found: np.ndarray) -> None:
         raise ArithmeticError("its predictions of held-out rows are not finite")
 
 
-def _codes_first(rows: Rows) -> list[int]:
+def _codes_first(rows: DividedTable) -> list[int]:
     """The columns of codes of many levels, for members that know categories."""
     return [] if rows.levels is None else list(range(len(rows.levels.columns)))
 
 
-def _told_categories(fresh: Any, rows: Rows) -> Any:
+def _told_categories(fresh: Any, rows: DividedTable) -> Any:
     """The member, told that the first columns hold codes, where it knows categories."""
     unset = fresh.get_params(deep=False).get(_CATEGORIES, ()) in (None, "from_dtype")
     return fresh.set_params(**{_CATEGORIES: _codes_first(rows)}) if rows.levels and unset else fresh

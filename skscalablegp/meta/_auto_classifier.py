@@ -19,7 +19,7 @@ from ..core.posteriors import Posterior
 from ..models.inducing import SVGPClassifier
 from ._auto_base import AutoBase, Trial
 from ._comparison import Comparison
-from ._division import Rows, divided
+from ._division import DividedTable, divided
 from ._leaderboard import in_words
 from ._members import Candidate, class_candidates
 from ._pool import LEAST_WEIGHT, TIE, mixture_weights
@@ -268,7 +268,7 @@ class AutoGPClassifier(AutoBase, MetaEstimatorMixin, GPClassifierBase):
         return self._completed(inner, X)
 
     def _member(
-        self, candidate: Candidate, fresh: Any, trial: Trial, rows: Rows
+        self, candidate: Candidate, fresh: Any, trial: Trial, rows: DividedTable
     ) -> ValidatedClasses:
         return ValidatedClasses(
             candidate.name,
@@ -295,7 +295,7 @@ class AutoGPClassifier(AutoBase, MetaEstimatorMixin, GPClassifierBase):
         known[:, inner.classes_] = inner.predict_proba(X)
         return known
 
-    def _weigh(self, rows: Rows) -> None:
+    def _weigh(self, rows: DividedTable) -> None:
         """Weights of the members so far; the model predicts by them."""
 
         def weigh(members: np.ndarray, common: np.ndarray) -> np.ndarray:
@@ -314,7 +314,7 @@ class AutoGPClassifier(AutoBase, MetaEstimatorMixin, GPClassifierBase):
         self._weights, self.temperature_ = self._weights_by(rows, weigh)[0], 1.0
         self._pool_again(rows)
 
-    def _pool_again(self, rows: Rows) -> None:
+    def _pool_again(self, rows: DividedTable) -> None:
         chosen = [(w, m) for w, m in zip(self._weights, self._members, strict=True) if w > 0]
         self.members_ = [m.name for _, m in chosen]
         self.estimators_ = [m.inner for _, m in chosen]
@@ -328,7 +328,7 @@ class AutoGPClassifier(AutoBase, MetaEstimatorMixin, GPClassifierBase):
             model.members_, model.estimators_, model.weights_ = [""], [below], np.ones(1)
             model.temperature_ = 1.0
 
-    def _choose_temperature(self, rows: Rows) -> None:
+    def _choose_temperature(self, rows: DividedTable) -> None:
         """The temperature with the smallest log loss of held-out rows.
 
         It is larger where these rows' probabilities are not clearly better than the shares of the
@@ -344,7 +344,7 @@ class AutoGPClassifier(AutoBase, MetaEstimatorMixin, GPClassifierBase):
         power = best_power(losses, at_one=_AT_ONE)
         self.temperature_ = 1 / power if power > 0 else np.inf
 
-    def _conclude(self, rows: Rows, refitted: list[str], compared: Comparison) -> None:
+    def _conclude(self, rows: DividedTable, refitted: list[str], compared: Comparison) -> None:
         """The leaderboard, the explanation and the report."""
         common = rows.common([each.n_predicted for each in self._members])
         scores = {
@@ -383,7 +383,7 @@ class AutoGPClassifier(AutoBase, MetaEstimatorMixin, GPClassifierBase):
         return answer(self._encoded(X))
 
 
-def _losses(found: np.ndarray, rows: Rows, scored: np.ndarray) -> np.ndarray:
+def _losses(found: np.ndarray, rows: DividedTable, scored: np.ndarray) -> np.ndarray:
     """Minus the log probability of each scored row's class."""
     y = rows.y[rows.held[scored]]
     return -np.log(np.maximum(found[scored][np.arange(len(y)), y], _LEAST))

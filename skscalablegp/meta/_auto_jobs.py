@@ -10,7 +10,7 @@ from typing import Any
 
 from ..core import FitRun
 from ._comparison import FAILURES
-from ._division import Rows
+from ._division import DividedTable
 from ._jobs import Done, PartFits, has_jobs, parts_by_jobs
 from ._members import Candidate
 
@@ -19,7 +19,7 @@ Start = tuple[Candidate, int]
 
 
 def evaluated_by_jobs(
-    auto: Any, starts: Sequence[Start], kernel: Any, rows: Rows, run: FitRun
+    auto: Any, starts: Sequence[Start], kernel: Any, rows: DividedTable, run: FitRun
 ) -> dict[str, Done]:
     """Members that jobs fit and evaluate at the same time, by name; none if there are no jobs.
 
@@ -43,7 +43,9 @@ def evaluated_by_jobs(
     )
 
 
-def refitted_by_jobs(auto: Any, members: Sequence[Any], rows: Rows, run: FitRun) -> dict[str, Done]:
+def refitted_by_jobs(
+    auto: Any, members: Sequence[Any], rows: DividedTable, run: FitRun
+) -> dict[str, Done]:
     """Fits of these members to all rows by jobs, by name; none if there are no jobs."""
     parts = PartFits(auto, _refitted, rows, members)
     done = parts_by_jobs(parts, run, [member.fresh for member in members])
@@ -54,10 +56,10 @@ def _made(fresh: Any, kernel: Any) -> Any:
     return fresh
 
 
-def _evaluated(auto: Any, run: FitRun, rows: Rows, start: Start) -> Any:
+def _evaluated(auto: Any, run: FitRun, rows: DividedTable, start: Start) -> Any:
     candidate, seed = start
     return auto._evaluated(candidate, None, seed, rows, run.budget, run)
 
 
-def _refitted(auto: Any, run: FitRun, rows: Rows, member: Any) -> Any:
+def _refitted(auto: Any, run: FitRun, rows: DividedTable, member: Any) -> Any:
     return auto._on_all_rows(member, rows, run.budget, run)

@@ -37,7 +37,7 @@ _LEVEL_ROWS_A_SECOND, _LEVEL_ROWS = 400, (300, 20_000)
 
 
 @dataclass(frozen=True, eq=False)
-class Rows:
+class DividedTable:
     """A table, and its rows that members are fitted to and evaluated on.
 
     `folds` has pairs of the rows to fit and the rows to predict: one pair, or a pair for each fold.
@@ -139,7 +139,7 @@ def divided(
     codes: Sequence[int],
     fraction: float,
     classes: bool = False,
-) -> Rows:
+) -> DividedTable:
     """Choose the rows that members are fitted to and those that they are evaluated on.
 
     Parameters
@@ -181,7 +181,7 @@ def divided(
             rows = np.flatnonzero(y == label)
             first[rows[np.argsort(first[rows])[:2]]] -= n
     levels = _level_encoder(X, y, pairs, codes, run, classes)
-    rows = Rows(X, y, known, levels, pairs, held, scored, order, first)
+    rows = DividedTable(X, y, known, levels, pairs, held, scored, order, first)
     if levels is not None:
         # Before the members, so that shared work is not counted in their time.
         with run.stage("levels"):

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from .._compat import fit_context
 from ..core import FitRun, FittedProcess, GPPredictionBase, LeftOut, fitted_process
-from ..core.posteriors import Draws, Moments, Posterior, Rows
+from ..core.posteriors import Draws, Inputs, Moments, Posterior
 from ..models.experts import PoERegressor
 from ._below import MetaRegressorBase, told_noise
 from ._comparison import first_line
@@ -402,6 +402,6 @@ class ShiftedPosterior(Posterior):
     def covariance(self, X: Float[Tensor, "m d"]) -> Float[Tensor, "m m"]:
         return self._below.covariance(self._rows(X))
 
-    def sample(self, X: Rows, n_samples: int, random_state: np.random.RandomState) -> Draws:
+    def sample(self, X: Inputs, n_samples: int, random_state: np.random.RandomState) -> Draws:
         drawn = self._below.sample(self._rows(X), n_samples, random_state)
         return drawn.cpu().double() + self._shift(X)[:, None]

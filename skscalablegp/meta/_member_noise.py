@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from ..core.training import Budget, StopTraining
-from ._division import Rows, copies
+from ._division import DividedTable, copies
 from ._noise import ROUNDS, NoiseModel, best_noise
 from ._pool import Validated, negative_log_density
 from ._scaled import noise_features
@@ -41,7 +41,9 @@ class Errors:
     scored: Bool[np.ndarray, " k"]
 
     @classmethod
-    def of(cls, rows: Rows, at: Int[np.ndarray, " k"], scored: Bool[np.ndarray, " m"]) -> Errors:
+    def of(
+        cls, rows: DividedTable, at: Int[np.ndarray, " k"], scored: Bool[np.ndarray, " m"]
+    ) -> Errors:
         """Some of the held-out rows, in any order."""
         at = np.sort(at)
         held = rows.held[at]
@@ -82,7 +84,7 @@ class Errors:
 
 
 def varying_members(
-    members: list[Validated], rows: Rows, errors: Errors, seed: int, share: Budget
+    members: list[Validated], rows: DividedTable, errors: Errors, seed: int, share: Budget
 ) -> tuple[dict[int, Validated], bool]:
     """The best members, each with a noise model of its own errors.
 

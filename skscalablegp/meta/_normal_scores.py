@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from ..core import FitRun
 from ..models.iterative import IterativeGPRegressor
 from ._below import fit_below, opened, told_noise
-from ._division import Rows
+from ._division import DividedTable
 
 # A column has heavy tails if one of its outermost thousandths is so many spreads away from the
 # median; the spread is half of what the middle 68 % of the rows cover. A normal column has 3.1, an
@@ -163,7 +163,9 @@ def _is_heavy(x: Float[np.ndarray, " n"]) -> bool:
     return len(np.unique(x)) >= _FEWEST_VALUES
 
 
-def useful_scores(rows: Rows, codes: list[int], outer: Any, run: FitRun) -> dict[int, NormalScores]:
+def useful_scores(
+    rows: DividedTable, codes: list[int], outer: Any, run: FitRun
+) -> dict[int, NormalScores]:
     """Normal scores of the columns with heavy tails; none if a process on some rows gains little.
 
     Two exact processes are compared by their marginal likelihoods, on rows to which members are
@@ -171,7 +173,7 @@ def useful_scores(rows: Rows, codes: list[int], outer: Any, run: FitRun) -> dict
 
     Parameters
     ----------
-    rows : Rows
+    rows : DividedTable
     codes : list of int
         Columns that hold codes of categories.
     outer : estimator

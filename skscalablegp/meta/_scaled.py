@@ -14,7 +14,7 @@ from torch import Tensor
 
 from .._predicted import predict_std, unwrapped
 from ..core import FittedProcess, LeftOut, fitted_process
-from ..core.posteriors import Draws, Moments, Posterior, Rows
+from ..core.posteriors import Draws, Inputs, Moments, Posterior
 from ._modules import drawn_functions
 from ._noise import NoiseModel
 from ._posterior_modules import ScaledDraws, ScaledModule, with_tails
@@ -236,7 +236,7 @@ class ScaledPosterior(Posterior):
         powers = torch.as_tensor(self._scaled.tails.powers())
         return with_tails(total, latent, latent + noise, powers)
 
-    def sample(self, X: Rows, n_samples: int, random_state: np.random.RandomState) -> Draws:
+    def sample(self, X: Inputs, n_samples: int, random_state: np.random.RandomState) -> Draws:
         """Draws of the regressor, scaled row by row, with the fitted shape of tails."""
         moments = map(torch.as_tensor, self._scaled.moments(X.numpy()))
         mean, latent, noise, factor = (part[:, None] for part in moments)

@@ -14,7 +14,7 @@ from torch import Tensor
 from .._compat import NamedEstimators, fit_context
 from .._devices import device_or_cpu_for
 from ..core import SMALL_TABLE, FitRun, GPPredictionBase, LeftOut
-from ..core.posteriors import Draws, Moments, Posterior, Rows
+from ..core.posteriors import Draws, Inputs, Moments, Posterior
 from ..models.deep import SCGDDKLRegressor
 from ..models.neighbors import NNGPRegressor
 from ._below import MetaRegressorBase, mean_square, noise_weights
@@ -472,7 +472,7 @@ class StackedPosterior(Posterior):
             total = total + weight * (part.covariance(X) + away @ away.T)
         return total
 
-    def sample(self, X: Rows, n_samples: int, random_state: np.random.RandomState) -> Draws:
+    def sample(self, X: Inputs, n_samples: int, random_state: np.random.RandomState) -> Draws:
         zero = np.zeros(len(X))
         f = random_state.multivariate_normal(zero, self.covariance(X).numpy(), n_samples).T
         white = random_state.standard_normal(f.shape)

@@ -10,7 +10,7 @@ from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
 from skscalablegp import AutoGPClassifier, AutoGPRegressor
 from skscalablegp.core.training import Budget, StopTraining
 from skscalablegp.meta import Errors, mixed, noise_features, pool_weights
-from skscalablegp.meta._division import Rows
+from skscalablegp.meta._division import DividedTable
 from skscalablegp.solvers import End
 
 # Tables with one held-out part, which has `HELD` of the rows, and with folds.
@@ -412,7 +412,7 @@ def test_copies_of_fitted_rows_may_only_raise_the_noise():
     std[~scored] = 0.01
     y = np.where(scored, rng.standard_normal(n), 0.0)
     y[far] = 1.0
-    rows = Rows(X, y, None, None, [], np.arange(n), scored, np.arange(n), np.arange(n))
+    rows = DividedTable(X, y, None, None, [], np.arange(n), scored, np.arange(n), np.arange(n))
     errors = Errors.of(rows, np.arange(n), scored)
     noise, logs = errors.model(mean, std**2, 0.0, 0, Budget())
     total = std * np.exp(0.5 * logs)
@@ -447,7 +447,7 @@ def test_errors_of_zero_leave_a_least_variance():
     X = rng.uniform(size=(n, 1))
     y = np.where(X[:, 0] < 0.5, 0.0, rng.standard_normal(n))
     every = np.arange(n)
-    rows = Rows(X, y, None, None, [], every, np.ones(n, bool), every, every)
+    rows = DividedTable(X, y, None, None, [], every, np.ones(n, bool), every, every)
     errors = Errors.of(rows, every, rows.scored)
     noise, logs = errors.model(np.zeros(n), np.full(n, 1e-3), 0.0, 0, Budget())
     least = 0.5 * np.mean(y**2) / n

@@ -19,7 +19,7 @@ from skscalablegp import AutoGPRegressor
 from skscalablegp.core.data import numbered
 from skscalablegp.meta import Scaled, TargetCodes, mixed, pool_weights
 from skscalablegp.meta._boosters import BoosterRegressor
-from skscalablegp.meta._division import Rows
+from skscalablegp.meta._division import DividedTable
 from skscalablegp.meta._members import class_candidates
 from skscalablegp.meta._pool import (
     calibrated,
@@ -464,7 +464,7 @@ def test_held_out_rows_are_encoded_once(n, parts, monkeypatch):
     levels = rng.integers(0, 30, n)
     X = np.column_stack([rng.uniform(size=n).astype(object), [f"town {k}" for k in levels]])
     y = X[:, 0].astype(float) + levels % 5
-    sizes, found, transform, unseen = [], [], TargetCodes.transform, Rows.unseen
+    sizes, found, transform, unseen = [], [], TargetCodes.transform, DividedTable.unseen
 
     def counted(self, X):
         sizes.append(len(X))
@@ -475,7 +475,7 @@ def test_held_out_rows_are_encoded_once(n, parts, monkeypatch):
         return found[-1][2:]
 
     monkeypatch.setattr(TargetCodes, "transform", counted)
-    monkeypatch.setattr(Rows, "unseen", kept)
+    monkeypatch.setattr(DividedTable, "unseen", kept)
     members = ["linear", "trees", ("nearest", KNeighborsRegressor(8))]
     model = AutoGPRegressor(members, random_state=0).fit(X, y)
     assert sizes.count(len(model.held_out_) // parts) == parts

@@ -40,7 +40,7 @@ MUTANTS = [
     ),
     (
         "members are compared on different rows",
-        "Rows.predicted",
+        "DividedTable.predicted",
         "seen[self.order[: min(n_predicted)]] = True",
         "seen[self.order[: max(n_predicted)]] = True",
         f"{TESTS} -k common_rows",
@@ -121,14 +121,14 @@ MUTANTS = [
     ),
     (
         "held-out rows are encoded for each member",
-        "Rows.unseen",
+        "DividedTable.unseen",
         "part >= 0 and codes.encoder_ is own",
         "False",
         f"{MEMBERS} -k encoded_once",
     ),
     (
         "held-out rows are without the codes that trees know",
-        "Rows.unseen",
+        "DividedTable.unseen",
         "every[new, 0 if inner[0].kept else len(codes.columns) :]",
         "every[new, len(codes.columns) :]",
         f"{MEMBERS} -k encoded_once",
@@ -335,7 +335,7 @@ MUTANTS = [
     ),
     (
         "held-out rows beside many levels have no scores",
-        "Rows.unseen",
+        "DividedTable.unseen",
         "rest = inner[1:] if len(inner) > 2 else inner[-1]",
         "rest = inner[-1]",
         f"{SCORED} -k many_levels",

@@ -20,7 +20,6 @@ from ._rows import (
     column_moments,
     column_spread,
     counted_batches,
-    far_rows,
     limit_rows,
     limited,
     ranges_within,

@@ -296,8 +296,10 @@ class RowSource:
         noise: np.ndarray | float = 0.0,
         weight: np.ndarray | float = 1.0,
     ) -> RowSource:
-        """The rows of a table; one number stands for all, which takes no memory."""
-        noise, weight = (np.broadcast_to(np.float64(part), len(X)) for part in (noise, weight))
+        """The rows of a table; one number stands for all."""
+        # Where all rows have the same noise, it takes no memory. torch takes no such weights.
+        noise = np.broadcast_to(np.float64(noise), len(X))
+        weight = np.full(len(X), weight, dtype=np.float64)
         return cls(X, Y, scaling, dtype, device, noise, weight)
 
     @property

@@ -4,11 +4,11 @@ from ._base import (
     AUTO_RANK,
     Copies,
     Draws,
+    Inputs,
     LowRank,
     LowRankForm,
     MeanAndVariance,
     Posterior,
-    Rows,
     reported_variance,
     without_own,
 )

@@ -21,7 +21,7 @@ from ._moments import Moments
 # Largest rank that is tried if the user has set no limit.
 AUTO_RANK = 1600
 
-Rows = Float[Tensor, "m d"]
+Inputs = Float[Tensor, "m d"]
 Draws = Float[Tensor, "m t s"]
 MeanAndVariance = tuple[Float[Tensor, "m t"], Float[Tensor, " m"]]
 # Deviation of a covariance from a positive semidefinite matrix of which draws do not warn. NumPy's
@@ -77,7 +77,7 @@ class Posterior(ABC):
     def covariance(self, X: Float[Tensor, "m d"]) -> Float[Tensor, "m m"]:
         """The covariance of the noise-free functions at the rows of X."""
 
-    def sample(self, X: Rows, n_samples: int, random_state: np.random.RandomState) -> Draws:
+    def sample(self, X: Inputs, n_samples: int, random_state: np.random.RandomState) -> Draws:
         """Joint draws of the latent functions plus the kernel's own white noise at X.
 
         Here from the mean and the covariance of all rows; O(m^3). A new tensor, which the caller

@@ -13,7 +13,7 @@ from jaxtyping import Float, Float64
 from torch import Tensor, nn
 
 from ...linalg.solvers import cholesky_with_jitter
-from ._base import Draws, MeanAndVariance, Posterior, Rows, without_own
+from ._base import Draws, Inputs, MeanAndVariance, Posterior, without_own
 from ._draws import WeightDraws, normal
 from ._low_rank import WeightCaches, WeightForm
 from ._modules import LinearModule, PosteriorModule, WeightFeatures
@@ -162,7 +162,7 @@ class FeaturePosterior(Posterior):
     def noise(self, X: Float[Tensor, "m d"]) -> Float[Tensor, " m"]:
         return self._noise(X.double())
 
-    def sample(self, X: Rows, n_samples: int, random_state: np.random.RandomState) -> Draws:
+    def sample(self, X: Inputs, n_samples: int, random_state: np.random.RandomState) -> Draws:
         """Draw weights, and thereby whole functions: O(q^2) a draw, and O(q) for each row."""
         (q, t), device = self.weights.shape, self.device
         generator = torch.Generator().manual_seed(int(random_state.randint(2**31 - 1)))

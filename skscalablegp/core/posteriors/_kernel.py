@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from ...features import sample_prior_features
 from ...kernels import NoSpectralDensity, NotExportable
 from ...linalg.operators import CrossOperator, KernelOperator, prior_values
-from ._base import Draws, LowRankForm, Posterior, Rows, reported_variance
+from ._base import Draws, Inputs, LowRankForm, Posterior, reported_variance
 from ._draws import Moved, WeightDraws, normal, prior_draws
 from ._low_rank import krylov_basis, whitened
 from ._modules import KernelFeatures, LinearModule, PosteriorModule
@@ -157,7 +157,7 @@ class LOVEPosterior(KernelPosterior):
         explained = cross.matmul(self.basis)
         return cross.prior_covariance().addmm_(explained, explained.T, alpha=-1)
 
-    def sample(self, X: Rows, n_samples: int, random_state: np.random.RandomState) -> Draws:
+    def sample(self, X: Inputs, n_samples: int, random_state: np.random.RandomState) -> Draws:
         """Joint draws: from the covariance up to 1,000 rows, then by Matheron's rule.
 
         A prior draw g through random features is moved by k(x, X) B B' (y - g(X) - noise), whose

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from ...linalg.operators import SelfAdjointOperator
 from ...linalg.solvers import cholesky_with_jitter, lanczos
-from ._base import Draws, LowRankForm, Posterior, Rows, reported_variance
+from ._base import Draws, Inputs, LowRankForm, Posterior, reported_variance
 from ._modules import PosteriorModule
 from ._moments import Moments
 
@@ -132,7 +132,7 @@ class LOVEWeights(Posterior):
         explained = self._form.features(X) @ self.explained
         return self._form.prior_covariance(X) - explained @ explained.T
 
-    def sample(self, X: Rows, n_samples: int, random_state: np.random.RandomState) -> Draws:
+    def sample(self, X: Inputs, n_samples: int, random_state: np.random.RandomState) -> Draws:
         """Joint draws of the weights, O(q k) each; from the covariance if f has a remainder."""
         if self._form.has_rest:
             return super().sample(X, n_samples, random_state)

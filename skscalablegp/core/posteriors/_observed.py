@@ -12,7 +12,7 @@ from scipy.special import ndtri
 from torch import Tensor
 
 from ..likelihoods import Likelihood, Predictive
-from ._base import Draws, Posterior, Rows
+from ._base import Draws, Inputs, Posterior
 from ._densities import additive_log_density, observed_log_density
 from ._moments import Moments
 from ._observed_modules import ObservedModule
@@ -76,7 +76,7 @@ class ObservedPosterior(Posterior):
             "use return_std=True, or the covariance of draws of sample_y."
         )
 
-    def sample(self, X: Rows, n_samples: int, random_state: np.random.RandomState) -> Draws:
+    def sample(self, X: Inputs, n_samples: int, random_state: np.random.RandomState) -> Draws:
         f = self.latent.sample(X, n_samples, random_state).cpu().double().numpy()
         y = self.likelihood.draw(f, np.zeros(1), random_state)
         return torch.as_tensor(np.asarray(y, dtype=np.float64))

@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ._base import Draws, Posterior, Rows
+from ._base import Draws, Inputs, Posterior
 from ._modules import PosteriorModule
 from ._moments import Moments
 
@@ -31,26 +31,26 @@ class ShiftedPosterior(Posterior):
         self.dtype, self.device = below.dtype, below.device
         self.constant = torch.as_tensor(constant).to(below.device, below.dtype)
 
-    def mean(self, X: Rows) -> Float[Tensor, "m t"]:
+    def mean(self, X: Inputs) -> Float[Tensor, "m t"]:
         return self.below.mean(X) + self.constant
 
-    def moments(self, X: Rows) -> Moments:
+    def moments(self, X: Inputs) -> Moments:
         mean, *others = self.below.moments(X)
         return Moments(self.constant + mean, *others)
 
-    def variance(self, X: Rows) -> Float[Tensor, " m"]:
+    def variance(self, X: Inputs) -> Float[Tensor, " m"]:
         return self.below.variance(X)
 
-    def learned_variance(self, X: Rows) -> Float[Tensor, " m"]:
+    def learned_variance(self, X: Inputs) -> Float[Tensor, " m"]:
         return self.below.learned_variance(X)
 
-    def noise(self, X: Rows) -> Float[Tensor, " m"]:
+    def noise(self, X: Inputs) -> Float[Tensor, " m"]:
         return self.below.noise(X)
 
-    def covariance(self, X: Rows) -> Float[Tensor, "m m"]:
+    def covariance(self, X: Inputs) -> Float[Tensor, "m m"]:
         return self.below.covariance(X)
 
-    def sample(self, X: Rows, n_samples: int, random_state: np.random.RandomState) -> Draws:
+    def sample(self, X: Inputs, n_samples: int, random_state: np.random.RandomState) -> Draws:
         draws = self.below.sample(X, n_samples, random_state)
         return draws + self.constant.to(draws)[:, None]
 
@@ -68,9 +68,9 @@ class ShiftedModule(PosteriorModule):
         self.below = below
         self.register_buffer("constant", constant.detach().double().cpu().clone())
 
-    def mean(self, X: Rows) -> Float[Tensor, "m t"]:
+    def mean(self, X: Inputs) -> Float[Tensor, "m t"]:
         return self.below.mean(X) + self.constant
 
-    def moments(self, X: Rows) -> Moments:
+    def moments(self, X: Inputs) -> Moments:
         mean, *others = self.below.moments(X)
         return Moments(mean + self.constant, *others)

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from ...core.posteriors import (
     JOINT_ROWS,
     Draws,
+    Inputs,
     JointMoments,
     KernelFeatures,
     KernelPosterior,
@@ -22,7 +23,6 @@ from ...core.posteriors import (
     Moments,
     Moved,
     PosteriorModule,
-    Rows,
     WeightDraws,
     normal,
     prior_draws,
@@ -351,7 +351,7 @@ class IterativePosterior(KernelPosterior):
         inverse = solved[rows].square().mean(1)
         return Y - self.weights[rows].to(Y) / inverse[:, None], 1 / inverse
 
-    def sample(self, X: Rows, n_samples: int, random_state: np.random.RandomState) -> Draws:
+    def sample(self, X: Inputs, n_samples: int, random_state: np.random.RandomState) -> Draws:
         if self.samples is None and (self._n_nearest is None or len(X) <= JOINT_ROWS):
             # The joint covariance needs no spectral density, and no random frequencies.
             return super().sample(X, n_samples, random_state)

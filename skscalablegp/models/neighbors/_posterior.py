@@ -13,13 +13,13 @@ from torch import Tensor, nn
 
 from ...core.posteriors import (
     Draws,
+    Inputs,
     MeanAndVariance,
     MeanDraws,
     Moments,
     Moved,
     Posterior,
     PosteriorModule,
-    Rows,
     normal,
     prior_draws,
     reported_variance,
@@ -349,7 +349,7 @@ class NeighborPosterior(Posterior):
         found = away.topk(min(self.n_neighbors, len(X)), largest=False)
         return tuple(a.to(X.device) for a in (order, found.indices, found.values.isfinite()))
 
-    def sample(self, X: Rows, n_samples: int, random_state: np.random.RandomState) -> Draws:
+    def sample(self, X: Inputs, n_samples: int, random_state: np.random.RandomState) -> Draws:
         mean, half = self._mean_and_half(X)
         t = mean.shape[1]
         n, m = half.shape
