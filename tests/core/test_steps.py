@@ -208,6 +208,7 @@ def test_rows_are_standardised_wherever_they_are(tmp_path):
     X, Y = rows.X, rows.Y
     assert_allclose(X.mean(0), 0, atol=1e-12)
     assert_allclose(Y.std(0, correction=0), 1)
+    assert source.weight.flags.writeable  # torch warns of arrays that it must not change
     stored = np.memmap(tmp_path / "X", dtype=float, mode="w+", shape=source.X.shape)
     stored[:] = source.X
     index = torch.tensor([3, 1, 4])
