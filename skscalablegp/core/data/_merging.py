@@ -190,11 +190,13 @@ def alone(
 ) -> Merged:
     """Rows none of which are equal: by default all, each of which stands for itself."""
     n = len(y)
-    kept = np.arange(n) if kept is None else kept
-    groups, w = np.full(n, -1), np.ones(n) if weights is None else weights
+    w = np.ones(n) if weights is None else np.array(weights)
+    within = np.broadcast_to(0.0, (n, y[:1].size))
+    if kept is None or len(kept) == n:
+        return Merged(slice(None), y, w, within, np.arange(n))
+    groups = np.full(n, -1)
     groups[kept] = np.arange(len(kept))
-    within = np.zeros((len(kept), y[:1].size))
-    return Merged(slice(None) if len(kept) == n else kept, y[kept], w[kept], within, groups)
+    return Merged(kept, y[kept], w[kept], within[kept], groups)
 
 
 def row_hashes(columns: Iterable[np.ndarray]) -> np.ndarray:
