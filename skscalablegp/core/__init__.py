@@ -33,7 +33,6 @@ from ._leave_one_out import left_out
 from ._minibatch import (
     GPClassifierBase,
     MinibatchGPRegressorBase,
-    input_scaling,
 )
 from ._model import GPModel, check_categories
 from ._noise_floor import below_the_noise_bound

@@ -21,6 +21,7 @@ from ..linalg.gradients import Rows
 from ..workers import Ranks, RankWorkers, leading
 from .data import (
     MOVED,
+    AbsentArray,
     Moments,
     RowSource,
     Scaling,
@@ -116,11 +117,16 @@ class Given(ABC):
             For known noise that the likelihood does not have.
         """
 
-    def scaling(self, run: Any, likelihood: Likelihood, shared: bool) -> Scaling:
+    def target_units(
+        self, run: Any, likelihood: Likelihood, shared: bool = False
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Means and scales of the targets if `run` normalises them; classes have none."""
+        normalize = not likelihood.classes and run.normalizes(self.Y, likelihood.additive)
+        return self.target_moments(normalize, shared, likelihood.heavy_tails)
+
+    def scaling(self, run: Any, likelihood: Likelihood, shared: bool = False) -> Scaling:
         """Units of standardised columns and, if asked for, targets, which may be `shared`."""
-        normalize = run.normalizes(self.Y, likelihood.additive)
-        units = self.target_moments(normalize, shared, likelihood.heavy_tails)
-        return Scaling(*self.input_moments(), *units)
+        return Scaling(*self.input_moments(), *self.target_units(run, likelihood, shared))
 
 
 @dataclass(frozen=True, eq=False)
@@ -172,16 +178,19 @@ class GivenRows(Given):
         alpha = np.broadcast_to(self.alpha, len(self))[rows]
         return replace(self, X=self.X[rows], y=self.y[rows], noise_variance=known, alpha=alpha)
 
+    @property
+    def weights(self) -> np.ndarray:
+        """The weight (n,) of each row."""
+        return np.broadcast_to(self.weight, len(self))
+
     def input_moments(self):
-        return column_moments(self.X, robust=True, counts=np.broadcast_to(self.weight, len(self)))
+        return column_moments(self.X, robust=True, counts=self.weights)
 
     def target_moments(self, normalize=True, shared=False, robust=False):
-        weight = np.broadcast_to(self.weight, len(self))
-        return weighted_moments(self.Y, weight, normalize, shared, robust)
+        return weighted_moments(self.Y, self.weights, normalize, shared, robust)
 
     def mean_squares(self) -> np.ndarray:
-        weight = np.broadcast_to(self.weight, len(self))
-        return np.average(np.square(self.Y), axis=0, weights=weight)
+        return np.average(np.square(self.Y), axis=0, weights=self.weights)
 
     def source(self, scaling, likelihood, device, dtype=torch.float32, reset=True) -> RowSource:
         noise = self.noise(scaling, likelihood, reset)
@@ -300,8 +309,8 @@ class GivenShards(Given):
         # Rank 0 refuses it before others are asked, and notes whether there is any.
         self.raw.own.noise(scaling, likelihood)
         most = max(self.raw.call(_most_noise, scaling, likelihood))
-        noise, weight = np.broadcast_to(np.nan, len(self)), np.ones(len(self))
-        rows = self.X, self.Y, scaling, dtype, device, noise, weight
+        of_rows = AbsentArray.of(len(self)), np.ones(len(self))
+        rows = self.X, self.Y, scaling, dtype, device, *of_rows
         return ShardedSource(*rows, raw=self.raw, likelihood=likelihood, largest_noise=most)
 
 
@@ -363,9 +372,8 @@ class ShardedSource(RowSource):
     def subset(self, index: np.ndarray) -> ShardedSource:
         """Some of the rows, by ascending number, which stay where they are."""
         raw = self.raw.put(GivenRows.some, rows=np.asarray(index))
-        return replace(
-            self, raw=raw, noise=self.noise[: len(index)], weight=self.weight[: len(index)]
-        )
+        n = len(index)
+        return replace(self, raw=raw, noise=AbsentArray.of(n), weight=self.weight[:n])
 
     def labels(self) -> tuple[Float[np.ndarray, "c t"], Float[np.ndarray, " c"]]:
         """Each target of a classifier once, and how many rows of all ranks have it."""

@@ -28,33 +28,15 @@ from .data import (
     Merged,
     Scaling,
     alone,
-    column_moments,
     have_merged,
     known_noise,
     merged,
-    weighted_moments,
 )
 from .likelihoods import Likelihood
 from .posteriors import Affine
 
 # Tables in these precisions are not copied.
 _KEPT = [np.float64, np.float32]
-
-
-def input_scaling(
-    X: np.ndarray,
-    Y: np.ndarray,
-    counts: np.ndarray,
-    normalize_y: bool,
-    shared: bool = False,
-    robust: bool = False,
-) -> Scaling:
-    """The scaling that standardises columns and, if requested, targets; one pass over the data.
-
-    `counts` are the weights of the rows, which targets do without if far ones count as limits.
-    """
-    targets = weighted_moments(Y, counts, normalize_y, shared, robust)
-    return Scaling(*column_moments(X, robust=True, counts=counts), *targets)
 
 
 def merged_with_targets(
@@ -89,14 +71,12 @@ class MinibatchGPRegressorBase(GPPredictionBase):
         self._own_kernel(X)  # Categories that are not whole numbers are refused.
         return X, y
 
-    def _given(
-        self, X: Any, y: Any, noise_variance: Any, sample_weight: Any, reset: bool = True
-    ) -> Given:
+    def _given(self, X: Any, y: Any, noise_variance: Any, sample_weight: Any) -> Given:
         """The validated arguments of this process, with equal rows merged, or of all ranks."""
         ranks = own_rows()
         if ranks is not None:
             return GivenShards.read(ranks)
-        return self._merged(*self._read_rows(X, y, reset), noise_variance, sample_weight)
+        return self._merged(*self._read_rows(X, y), noise_variance, sample_weight)
 
     def _merged(
         self, X: np.ndarray, Y: np.ndarray, noise_variance: Any, sample_weight: Any

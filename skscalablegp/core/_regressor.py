@@ -151,7 +151,7 @@ class TableRegressorBase(GPPredictionBase):
         rows = X[found.rows]
         own, known = own[found.rows], None if known is None else known[found.rows]
         return Table.read(
-            rows.copy() if copy and np.shares_memory(rows, X) else rows,
+            rows.copy() if copy and isinstance(found.rows, slice) else rows,
             found,
             lambda y_std: own / self._own_unit(y_std),
             noise_variance if known is None else known,

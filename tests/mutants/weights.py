@@ -410,8 +410,8 @@ MUTANTS = [
     (
         "the units of a deep kernel forget the weights",
         "GivenRows.target_moments",
-        "weight = np.broadcast_to(self.weight, len(self))",
-        "weight = np.ones(len(self))",
+        "weighted_moments(self.Y, self.weights, normalize, shared, robust)",
+        "weighted_moments(self.Y, np.ones(len(self)), normalize, shared, robust)",
         f"{EQUAL} -k deep-weights",
     ),
     (
@@ -609,7 +609,7 @@ MUTANTS = [
     (
         "sampled and deep models have the units of merged rows",
         "GivenRows.input_moments",
-        "column_moments(self.X, robust=True, counts=np.broadcast_to(self.weight, len(self)))",
+        "column_moments(self.X, robust=True, counts=self.weights)",
         "column_moments(self.X, robust=True)",
         f"{EQUAL} -k of_all_rows",
         True,

@@ -28,7 +28,7 @@ from ._rows import (
     target_scales,
     weighted_moments,
 )
-from ._sharded_table import ShardedTable
+from ._sharded_table import AbsentArray, ShardedTable
 from ._subsets import RandomOrder, centroid_subsets, random_rows
 from ._table import (
     Table,

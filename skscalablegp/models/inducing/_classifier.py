@@ -17,8 +17,7 @@ from sklearn.utils import check_random_state
 from torch import nn
 
 from ..._compat import fit_context, sobol
-from ...core import FitRun, GPClassifierBase, input_scaling, label_prior
-from ...core.data import RowSource
+from ...core import FitRun, GivenRows, GPClassifierBase, label_prior
 from ...core.likelihoods import (
     Bernoulli,
     Likelihood,
@@ -318,8 +317,8 @@ class SVGPClassifier(SparseMixin, GPClassifierBase):
             X, codes, counts = self._read_weighted(X, y, None, sample_weight, reset=False)
             Y = codes[:, None].astype(np.float64)
             there = run.machine.device
-            noise, on = np.zeros(len(X)), (torch.float64, there)
-            source = RowSource.of(X, Y, self._scaling, *on, noise, counts)
+            given = GivenRows(self, X, Y, weight=counts)
+            source = given.source(self._scaling, self.likelihood_, there, torch.float64)
             c, n_old = len(self.classes_), self.n_samples_seen_
             model, rows, fit = self._absorb(source, c, run)
             self.class_prior_ = class_shares(codes, c, counts, (self.class_prior_, n_old))
@@ -337,9 +336,8 @@ class SVGPClassifier(SparseMixin, GPClassifierBase):
             self.class_prior_ = class_shares(codes, len(self.classes_), counts)
             Y, c = codes[:, None].astype(np.float64), len(self.classes_)
             likelihood = self._checked_likelihood(c, run)
-            scaling, noise = input_scaling(X, Y, counts, False), np.zeros(len(X))
-            device = run.machine.device
-            source = RowSource.of(X, Y, scaling, device=device, noise=noise, weight=counts)
+            given = GivenRows(self, X, Y, weight=counts)
+            source = given.source(given.scaling(run, likelihood), likelihood, run.machine.device)
             training = self._prepare(source, likelihood, c, run)
             run.begin(X, Y, n_rows=source.n_rows)
             self.draws_ = None if likelihood.n_latent(c) == 1 else self._draw(c)

@@ -273,9 +273,5 @@ def scaling_of(model: Any, given: Given, likelihood: Likelihood, run: FitRun) ->
     if kernel is not None:
         coded = compile_kernel(kernel, d).coded
         mean[coded], scale[coded] = 0.0, 1.0
-    if likelihood.classes:
-        return Scaling(mean, scale, *given.target_moments(normalize=False))
-    normalize = run.normalizes(given.Y, likelihood.additive)
     shared = given.known is not None and model.normalize_y == "auto"
-    targets = given.target_moments(normalize, shared, likelihood.heavy_tails)
-    return Scaling(mean, scale, *targets)
+    return Scaling(mean, scale, *given.target_units(run, likelihood, shared))
