@@ -20,20 +20,17 @@ from .._validation import check_noise, check_noise_variance
 from ..linalg.gradients import Rows
 from ..workers import Ranks, RankWorkers, leading
 from .data import (
-    MOVED,
     AbsentArray,
+    Columns,
+    Ends,
     Moments,
     RowSource,
     Scaling,
     ShardedTable,
     Table,
     column_limits,
-    column_moments,
     limit_rows,
-    ranges_within,
-    rows_beyond,
     target_scales,
-    weighted_moments,
 )
 from .likelihoods import Likelihood
 
@@ -64,20 +61,19 @@ def check_own_rows(model: Any) -> None:
         raise ValueError(f"checkpoint needs all rows in one process: leave it out, or {remedy}.")
 
 
-class Given(ABC):
+class Given(Columns, ABC):
     """What is passed to a fit, before it has units: rows of this process, or of all ranks.
 
     Attributes
     ----------
-    X, Y : ndarray of shape (s, d) and (s, t)
-        Rows that stand for all in checks and limits: all, or evenly spaced ones of ranks.
+    Y : ndarray of shape (s, t)
+        Targets of the rows that stand for all in checks and limits.
     known : array-like or None
         noise_variance; of ranks that of rank 0.
     numbers : ndarray of shape (n,)
         The numbers of the rows in the given table.
     """
 
-    X: np.ndarray
     Y: np.ndarray
     known: Any
     numbers: np.ndarray
@@ -85,20 +81,6 @@ class Given(ABC):
     @abstractmethod
     def __len__(self) -> int:
         """The number of rows, after equal ones were merged."""
-
-    @abstractmethod
-    def input_moments(self) -> tuple[np.ndarray, np.ndarray]:
-        """Means and standard deviations of the columns, in which far entries count as limits."""
-
-    @abstractmethod
-    def target_moments(
-        self, normalize: bool = True, shared: bool = False, robust: bool = False
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """Means and scales of the targets; see `weighted_moments`."""
-
-    @abstractmethod
-    def mean_squares(self) -> np.ndarray:
-        """The mean square (t,) of each target."""
 
     @abstractmethod
     def source(
@@ -122,11 +104,26 @@ class Given(ABC):
     ) -> tuple[np.ndarray, np.ndarray]:
         """Means and scales of the targets if `run` normalises them; classes have none."""
         normalize = not likelihood.classes and run.normalizes(self.Y, likelihood.additive)
-        return self.target_moments(normalize, shared, likelihood.heavy_tails)
+        return self.target_scales(normalize, shared, likelihood.heavy_tails)
+
+    def target_scales(
+        self, normalize: bool = True, shared: bool = False, robust: bool = False
+    ) -> Ends:
+        """Means and scales (t,) of the targets, 0 and 1 if they are not normalised.
+
+        With `shared` all targets have the same scale (`core.data.target_scales`). With `robust` far
+        targets count as limits, as likelihoods with heavy tails require; weights then do not count.
+        """
+        moments = self.target_moments(robust) if normalize else None
+        return target_scales(moments, self.Y.shape[1], shared)
+
+    def target_moments(self, robust: bool = False) -> Moments:
+        """Moments of the targets."""
+        return reduce(add, self.each(_target_moments, column_limits(self.Y) if robust else None))
 
     def scaling(self, run: Any, likelihood: Likelihood, shared: bool = False) -> Scaling:
         """Units of standardised columns and, if asked for, targets, which may be `shared`."""
-        return Scaling(*self.input_moments(), *self.target_units(run, likelihood, shared))
+        return Scaling(*self.robust_moments(), *self.target_units(run, likelihood, shared))
 
 
 @dataclass(frozen=True, eq=False)
@@ -177,20 +174,6 @@ class GivenRows(Given):
         known = None if self.noise_variance is None else self.noise_variance[rows]
         alpha = np.broadcast_to(self.alpha, len(self))[rows]
         return replace(self, X=self.X[rows], y=self.y[rows], noise_variance=known, alpha=alpha)
-
-    @property
-    def weights(self) -> np.ndarray:
-        """The weight (n,) of each row."""
-        return np.broadcast_to(self.weight, len(self))
-
-    def input_moments(self):
-        return column_moments(self.X, robust=True, counts=self.weights)
-
-    def target_moments(self, normalize=True, shared=False, robust=False):
-        return weighted_moments(self.Y, self.weights, normalize, shared, robust)
-
-    def mean_squares(self) -> np.ndarray:
-        return np.average(np.square(self.Y), axis=0, weights=self.weights)
 
     def source(self, scaling, likelihood, device, dtype=torch.float32, reset=True) -> RowSource:
         noise = self.noise(scaling, likelihood, reset)
@@ -258,6 +241,9 @@ class GivenShards(Given):
     def __len__(self) -> int:
         return sum(self.raw.sizes)
 
+    def each(self, work: Callable[..., Any], *args: Any) -> list[Any]:
+        return self.raw.call(work, *args)
+
     @cached_property
     def X(self) -> np.ndarray:
         """Some rows (s, d)."""
@@ -282,36 +268,19 @@ class GivenShards(Given):
         """The known noise of rank 0; None at all ranks or at none."""
         return self.raw.own.noise_variance
 
-    def input_moments(self):
-        return self._moments("X", True).scales()
-
-    def target_moments(self, normalize=True, shared=False, robust=False):
-        moments = self._moments("Y", robust) if normalize else None
-        return target_scales(moments, self.Y.shape[1], shared)
-
-    def mean_squares(self) -> np.ndarray:
-        moments = self._moments("Y", False)
-        return moments.squares / moments.n + np.square(moments.mean)
-
-    def _moments(self, name: str, robust: bool) -> Moments:
-        """Those of the columns of "X" or "Y" over all ranks."""
-        ends = column_limits(getattr(self, name)) if robust else None
-        return reduce(add, self.raw.call(_moments, name, ends))
-
     def table(self, model: Any, run: Any) -> ShardedTable:
         """The rows as a table in a model's units; the model gets `_noise_given`."""
         model._noise_given = self.known is not None
         shared = model._shares_scale(self.known)
-        scales = self.target_moments(run.normalizes(self.Y), shared)
+        scales = self.target_scales(run.normalizes(self.Y), shared)
         return ShardedTable.of(self.raw.put(_table, *scales))
 
     def source(self, scaling, likelihood, device, dtype=torch.float32, reset=True) -> RowSource:
         # Rank 0 refuses it before others are asked, and notes whether there is any.
         self.raw.own.noise(scaling, likelihood)
-        most = max(self.raw.call(_most_noise, scaling, likelihood))
         of_rows = AbsentArray.of(len(self)), np.ones(len(self))
         rows = self.X, self.Y, scaling, dtype, device, *of_rows
-        return ShardedSource(*rows, raw=self.raw, likelihood=likelihood, largest_noise=most)
+        return ShardedSource(*rows, raw=self.raw, likelihood=likelihood)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -326,33 +295,25 @@ class ShardedSource(RowSource):
     raw : RankWorkers
         As in `GivenShards`.
     likelihood : Likelihood
-    largest_noise : float
-        The largest known noise variance in the model's units.
     stays : bool
         Whether the ranks hold small parts as tensors.
     """
 
     raw: RankWorkers
     likelihood: Likelihood
-    largest_noise: float
     stays: bool = False
 
     def __len__(self) -> int:
         return sum(self.raw.sizes)
 
-    @property
-    def noisy(self) -> bool:
-        return self.largest_noise > 0
-
-    @property
-    def most_noise(self) -> float:
-        return self.largest_noise
+    def each(self, work: Callable[..., Any], *args: Any) -> list[Any]:
+        return self.work.call(work, *args)
 
     @cached_property
     def work(self) -> RankWorkers:
         """The `RowSource` of each rank."""
         units = self.scaling, self.likelihood, self.device, self.dtype
-        return self.raw.put(_source, *units, self.noisy, self.stays)
+        return self.raw.put(_source, *units, self.stays)
 
     def resident(self) -> ShardedSource:
         return replace(self, stays=True)
@@ -389,15 +350,6 @@ class ShardedSource(RowSource):
     def originals(self, index: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         X, Y = self.raw.gather(_rows, index)
         return X, Y
-
-    def ranges(self) -> tuple[np.ndarray, np.ndarray]:
-        low, high = zip(*self.raw.call(_ranges, column_limits(self.X, MOVED)), strict=True)
-        return np.min(low, axis=0), np.max(high, axis=0)
-
-    def far(self) -> np.ndarray:
-        first = np.cumsum([0, *self.raw.sizes[:-1]])
-        found = self.raw.call(_far, column_limits(self.X))
-        return np.concatenate([rows + start for rows, start in zip(found, first, strict=True)])
 
 
 # ---------------------------------------------------------------- on all ranks
@@ -459,24 +411,12 @@ def _rows(raw: GivenRows, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return raw.X[rows], raw.y[rows]
 
 
-def _moments(raw: GivenRows, name: str, ends: tuple[np.ndarray, np.ndarray] | None) -> Moments:
-    return Moments.of(getattr(raw, name), ends)
+def _target_moments(raw: GivenRows, limits: Ends | None) -> Moments:
+    return Moments.of(raw.Y, limits, counts=raw.weight if limits is None else 1.0)
 
 
 def _labels(raw: GivenRows) -> tuple[np.ndarray, np.ndarray]:
     return np.unique(raw.y, axis=0, return_counts=True)
-
-
-def _ranges(raw: GivenRows, limits: tuple[np.ndarray, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-    return ranges_within(raw.X, limits)
-
-
-def _far(raw: GivenRows, limits: tuple[np.ndarray, np.ndarray]) -> np.ndarray:
-    return rows_beyond(raw.X, limits)
-
-
-def _most_noise(raw: GivenRows, scaling: Scaling, likelihood: Likelihood) -> float:
-    return float(np.max(raw.noise(scaling, likelihood), initial=0.0))
 
 
 def _source(
@@ -485,13 +425,9 @@ def _source(
     likelihood: Likelihood,
     device: torch.device,
     dtype: torch.dtype,
-    noisy: bool,
     resident: bool,
 ) -> RowSource:
-    if noisy:
-        source = raw.source(scaling, likelihood, device, dtype)
-    else:
-        source = RowSource.of(raw.X, raw.Y, scaling, dtype, device)
+    source = raw.source(scaling, likelihood, device, dtype)
     return source.resident() if resident else source
 
 

@@ -11,7 +11,7 @@ from sklearn.ensemble import HistGradientBoostingRegressor
 from sklearn.linear_model import Ridge
 from threadpoolctl import threadpool_limits
 
-from .data import column_moments, limited
+from .data import Columns, limited
 
 # Largest number of rows that the models learn from, and of held-out rows that evaluate them.
 _ROWS, _HELD_OUT = 1400, 600
@@ -99,7 +99,7 @@ def simple_signals(X: np.ndarray, Y: np.ndarray, seed: int = 0) -> list[Signal]:
         random_state=seed,  # or scikit-learn would draw one from the global generator
     )
     # An outlier would dominate its column in a linear model.
-    centre, spread = column_moments(X[:n], robust=True)
+    centre, spread = Columns(X[:n]).robust_moments()
     Z = (limited(X) - centre) / spread
     # A second thread of OpenMP would remain after the call, and block forked processes.
     with threadpool_limits(1, user_api="openmp"):

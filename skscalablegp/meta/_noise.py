@@ -18,7 +18,7 @@ from sklearn.pipeline import make_pipeline
 from torch import nn
 
 from ..core import fitted_process, reporting_only
-from ..core.data import column_moments
+from ..core.data import Columns
 from ..core.posteriors import Affine
 from ..core.training import QuasiNewton, StopTraining
 from ..models.fourier import RFFRegressor
@@ -442,7 +442,7 @@ class _Standardised(TransformerMixin, BaseEstimator):
     """Features in units of their robust standard deviations."""
 
     def fit(self, F: np.ndarray, y: Any = None) -> _Standardised:
-        self.mean_, self.scale_ = column_moments(F, robust=True)
+        self.mean_, self.scale_ = Columns(F).robust_moments()
         return self
 
     def transform(self, F: np.ndarray) -> np.ndarray:

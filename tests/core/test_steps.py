@@ -5,7 +5,7 @@ import pytest
 import torch
 from numpy.testing import assert_allclose
 
-from skscalablegp.core.data import RowSource, Scaling, column_moments
+from skscalablegp.core.data import Moments, RowSource, Scaling, column_limits
 from skscalablegp.core.training import Budget, Monitor, Stepper, train_steps
 
 
@@ -176,7 +176,7 @@ def test_column_moments_are_those_of_all_rows(offset, scale):
     rng = np.random.default_rng(0)
     X = offset + scale * rng.standard_normal((100, 3))
     X[:, 1] = 0.1
-    mean, std = column_moments(X, block=7)
+    mean, std = Moments.of(X, block=7).scales()
     assert_allclose(mean, X.mean(0), rtol=1e-12)
     assert_allclose(std[[0, 2]], X.std(0)[[0, 2]], rtol=1e-4)
     assert std[1] == 1.0
@@ -188,18 +188,20 @@ def test_constant_columns_among_many_have_no_scale_of_rounding(value, block):
     """Sums of equal numbers, row by row, have errors of far more than their last digit."""
     X = np.random.default_rng(0).normal(size=(3000, 18))
     X[:, 14] = value
-    for robust in (False, True):
-        mean, std = column_moments(X, block, robust)
+    for limits in (None, column_limits(X)):
+        mean, std = Moments.of(X, limits, block).scales()
         assert std[14] == 1 and mean[14] == value
     # A rare entry is no rounding.
     X[1234, 14] = 2 * value
-    assert column_moments(X, block)[1][14] == pytest.approx(abs(value) / 3000**0.5, rel=1e-3)
+    assert Moments.of(X, None, block).scales()[1][14] == pytest.approx(
+        abs(value) / 3000**0.5, rel=1e-3
+    )
 
 
 def make_source(n=10, dtype=torch.float64):
     rng = np.random.default_rng(1)
     X, Y = rng.uniform(5, 9, (n, 2)), rng.standard_normal((n, 3))
-    return RowSource.of(X, Y, Scaling(*column_moments(X), *column_moments(Y)), dtype)
+    return RowSource.of(X, Y, Scaling(*Moments.of(X).scales(), *Moments.of(Y).scales()), dtype)
 
 
 def test_rows_are_standardised_wherever_they_are(tmp_path):

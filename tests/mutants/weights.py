@@ -242,17 +242,17 @@ MUTANTS = [
     ),
     (
         "the scale of the target forgets the weights",
-        "weighted_moments",
-        "found = Moments.of(Y, counts=counts)",
-        "found = Moments.of(Y)",
+        "Table.read",
+        "moments = Moments.of(Y, counts=found.counts)",
+        "moments = Moments.of(Y)",
         f"{EQUAL} -k exact-other",
         True,
     ),
     (
         "the scale of the target forgets differences within groups",
-        "weighted_moments",
-        "found.squares + np.sum(within, 0)",
-        "found.squares",
+        "Table.read",
+        "moments.squares + within.sum(0)",
+        "moments.squares",
         f"{EQUAL} -k exact-other",
         True,
     ),
@@ -409,9 +409,9 @@ MUTANTS = [
     ),
     (
         "the units of a deep kernel forget the weights",
-        "GivenRows.target_moments",
-        "weighted_moments(self.Y, self.weights, normalize, shared, robust)",
-        "weighted_moments(self.Y, np.ones(len(self)), normalize, shared, robust)",
+        "_target_moments",
+        "raw.weight if limits is None else 1.0",
+        "1.0",
         f"{EQUAL} -k deep-weights",
     ),
     (
@@ -473,10 +473,10 @@ MUTANTS = [
     ),
     (
         "weights that add up to one hide other targets from their scale",
-        "weighted_moments",
-        "found = replace(found, squares=found.squares + np.sum(within, 0))",
-        "found = found if (counts == 1).all() else replace("
-        "found, squares=found.squares + np.sum(within, 0))",
+        "Table.read",
+        "moments = replace(moments, squares=moments.squares + within.sum(0))",
+        "moments = moments if (found.counts == 1).all() else replace("
+        "moments, squares=moments.squares + within.sum(0))",
         "tests/contracts/test_sample_weight.py -k add_up_to_one",
     ),
     (
@@ -599,7 +599,7 @@ MUTANTS = [
         True,
     ),
     (
-        "columns have the units of merged rows",
+        "robust moments forget the weights",
         "Moments.of",
         "merged, counts = bool(np.any(counts != 1)), np.broadcast_to(counts, len(X))",
         "merged, counts = False, np.broadcast_to(counts, len(X))",
@@ -607,18 +607,10 @@ MUTANTS = [
         True,
     ),
     (
-        "sampled and deep models have the units of merged rows",
-        "GivenRows.input_moments",
-        "column_moments(self.X, robust=True, counts=self.weights)",
-        "column_moments(self.X, robust=True)",
-        f"{EQUAL} -k of_all_rows",
-        True,
-    ),
-    (
-        "default length scales have the units of merged rows",
-        "_moments",
-        "Moments.of(table.X, limits, counts=table.counts)",
-        "Moments.of(table.X, limits)",
+        "columns of a part forget their weights",
+        "moments",
+        "Moments.of(part.X, limits, counts=part.weight)",
+        "Moments.of(part.X, limits)",
         f"{EQUAL} -k of_all_rows",
         True,
     ),

@@ -1,5 +1,18 @@
 """Tables and sources of rows, with their scaling."""
 
+from ._batches import counted_batches
+from ._columns import (
+    BLOCK_ROWS,
+    Columns,
+    Ends,
+    Moments,
+    column_limits,
+    column_spread,
+    limit_rows,
+    limited,
+    standardised_limits,
+    target_scales,
+)
 from ._merging import (
     Merged,
     alone,
@@ -10,24 +23,7 @@ from ._merging import (
     whole_groups,
     with_equal_inputs,
 )
-from ._rows import (
-    BLOCK_ROWS,
-    MOVED,
-    Moments,
-    RowSource,
-    Scaling,
-    column_limits,
-    column_moments,
-    column_spread,
-    counted_batches,
-    limit_rows,
-    limited,
-    ranges_within,
-    rows_beyond,
-    standardised_limits,
-    target_scales,
-    weighted_moments,
-)
+from ._rows import RowSource, Scaling
 from ._sharded_table import AbsentArray, ShardedTable
 from ._subsets import RandomOrder, centroid_subsets, random_rows
 from ._table import (

@@ -15,15 +15,13 @@ from torch import Tensor
 from ...kernels import TorchKernel
 from ...linalg.gradients import GPProblem, Rows
 from ...workers import RankWorkers
-from ._rows import limit_rows
-from ._table import Table, rows_beyond_limits
+from ._columns import limit_rows
+from ._table import OF_ROWS, Table
 
 # Attributes of rows that are not in this process.
 _OF_SHAPES = {
     getattr(Tensor, name).__get__ for name in ("shape", "dtype", "device", "ndim", "is_cpu")
 } | {Tensor.size, Tensor.dim, Tensor.numel, Tensor.__len__, Tensor.is_floating_point}
-# What a table has of each row.
-_OF_ROWS = "X", "y", "noise", "counts", "within"
 
 
 def _refused() -> MemoryError:
@@ -108,15 +106,10 @@ class ShardedTable(Table):
     def rows(self, chosen: np.ndarray) -> Table:
         """Some of the rows, by number, in this process."""
         arrays = self.parts.gather(_rows_of, chosen)
-        return replace(self.parts.own, **dict(zip(_OF_ROWS, arrays, strict=True)))
+        return replace(self.parts.own, **dict(zip(OF_ROWS, arrays, strict=True)))
 
     def limited(self, low: np.ndarray, high: np.ndarray) -> ShardedTable:
         return self.of(self.parts.put(Table.limited, low, high))
-
-    def far_rows(self) -> np.ndarray:
-        first = np.cumsum([0, *self.parts.sizes[:-1]])
-        found = self.each(rows_beyond_limits, self.limits())
-        return np.concatenate([rows + start for rows, start in zip(found, first, strict=True)])
 
     def centred(self, kernel: TorchKernel) -> ShardedTable:
         origin = kernel.origin(self.robust_moments()[0])
@@ -180,7 +173,7 @@ class ShardedProblem(GPProblem):
 
 
 def _rows_of(table: Table, rows: np.ndarray) -> list[np.ndarray]:
-    return [getattr(table, name)[rows] for name in _OF_ROWS]
+    return [getattr(table, name)[rows] for name in OF_ROWS]
 
 
 def _with_origin(table: Table, origin: np.ndarray | float) -> Table:

@@ -15,21 +15,15 @@ from ..._validation import check_duplicates, check_noise_variance
 from ...kernels import ObjectRows, TorchKernel
 from ...linalg.gradients import GPProblem, Rows
 from ...linalg.operators import Workspace
+from ._columns import Columns, Ends, Moments, limit_rows, moments, target_scales
 from ._merging import Merged
-from ._rows import (
-    MOVED,
-    WIDTH,
-    Moments,
-    column_limits,
-    limit_rows,
-    ranges_within,
-    rows_beyond,
-    weighted_moments,
-)
+
+# What a table has of each row.
+OF_ROWS = "X", "y", "noise", "counts", "within"
 
 
 @dataclass(frozen=True)
-class Table:
+class Table(Columns):
     """The data of a fit, which become fitted attributes if the fit succeeds.
 
     Attributes
@@ -82,10 +76,12 @@ class Table:
         have the same scale, as noise known in the units of y requires. `found` has the targets of
         these rows, and what they stand for.
         """
-        Y, counts, within = found.y.reshape(len(X), -1), found.counts, found.within
-        moments = weighted_moments(Y, counts, normalize_y, shared, within=within)
-        table = cls.scaled(X, found.y, *moments, alpha, noise_variance)
-        return replace(table, counts=counts, within=(within / np.square(moments[1])).sum(1))
+        Y, within = found.y.reshape(len(X), -1), found.within
+        moments = Moments.of(Y, counts=found.counts)
+        moments = replace(moments, squares=moments.squares + within.sum(0))
+        scales = target_scales(moments if normalize_y else None, Y.shape[1], shared)
+        table = cls.scaled(X, found.y, *scales, alpha, noise_variance)
+        return replace(table, counts=found.counts, within=(within / np.square(scales[1])).sum(1))
 
     @classmethod
     def scaled(
@@ -104,52 +100,23 @@ class Table:
 
     # ------------------------------------------------------------------ sums over rows
 
-    def each(self, work: Callable[..., Any], *args: Any) -> list[Any]:
-        """The answers ``work(part, *args)`` for each part of the table, a table of some rows.
-
-        A table in one process has one part. If ranks have rows of their own, each of them answers
-        for its part, so that `work` is a function of a module.
-        """
-        return [work(self, *args)]
+    @property
+    def weight(self) -> np.ndarray:
+        """How many equal rows each row stands for."""
+        return self.counts
 
     def whole(self) -> Table:
         """The table with all rows in this process, for methods that need few rows."""
         return self
-
-    def sample(self) -> Table:
-        """The rows that stand for all in checks and limits: all, or evenly spaced ones of ranks."""
-        return self
-
-    def limits(self, width: float = WIDTH) -> tuple[np.ndarray, np.ndarray]:
-        """Limits beyond which an entry of a column counts as far (`column_limits`)."""
-        return column_limits(self.sample().X, width)
-
-    def robust_moments(self) -> tuple[np.ndarray, np.ndarray]:
-        """Means and standard deviations of the columns, in which far entries count as limits."""
-        return reduce(add, self.each(_moments, self.limits())).scales()
 
     def mean_square(self) -> float:
         """The mean of the squared targets as the model sees them."""
         squares, count = reduce(add, self.each(_squares))
         return float(squares / count)
 
-    def ranges(self) -> tuple[np.ndarray, np.ndarray]:
-        """The lowest and the highest entry of each column that is not very far."""
-        low, high = zip(*self.each(_ranges, self.limits(MOVED)), strict=True)
-        return np.min(low, axis=0), np.max(high, axis=0)
-
     def limited(self, low: np.ndarray, high: np.ndarray) -> Table:
         """The table with entries moved into these ranges of the columns."""
         return replace(self, X=np.clip(self.X, low, high))
-
-    def far_rows(self) -> np.ndarray:
-        """Numbers of the rows with an entry beyond the limits of its column."""
-        return np.concatenate(self.each(rows_beyond_limits, self.limits()))
-
-    def noise_range(self) -> tuple[float, float]:
-        """The smallest and the largest known noise variance of a row."""
-        low, high = zip(*self.each(_noises), strict=True)
-        return min(low), max(high)
 
     # ------------------------------------------------------------------ rows
 
@@ -160,25 +127,12 @@ class Table:
 
     def rows(self, chosen: np.ndarray) -> Table:
         """Some of the rows."""
-        return replace(
-            self,
-            X=self.X[chosen],
-            y=self.y[chosen],
-            noise=self.noise[chosen],
-            counts=self.counts[chosen],
-            within=self.within[chosen],
-        )
+        return replace(self, **{name: getattr(self, name)[chosen] for name in OF_ROWS})
 
     def joined(self, more: Table) -> Table:
         """The table with further rows in the same units below its own."""
-        return replace(
-            self,
-            X=np.concatenate([self.X, more.X]),
-            y=np.concatenate([self.y, more.y]),
-            noise=np.concatenate([self.noise, more.noise]),
-            counts=np.append(self.counts, more.counts),
-            within=np.append(self.within, more.within),
-        )
+        both = {name: [getattr(self, name), getattr(more, name)] for name in OF_ROWS}
+        return replace(self, **{name: np.concatenate(parts) for name, parts in both.items()})
 
     @property
     def n_rows(self) -> float:
@@ -218,10 +172,6 @@ class Table:
         check_duplicates(self.X, white + self.noise, self.counts)
 
 
-def _moments(table: Table, limits: tuple[np.ndarray, np.ndarray]) -> Moments:
-    return Moments.of(table.X, limits, counts=table.counts)
-
-
 def _squares(table: Table) -> np.ndarray:
     """The sum of the squared targets of all rows, and their number."""
     Y, counts = table.targets, table.counts
@@ -229,24 +179,11 @@ def _squares(table: Table) -> np.ndarray:
     return np.array([squares, counts.sum() * Y.shape[1]])
 
 
-def _ranges(table: Table, limits: tuple[np.ndarray, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-    return ranges_within(table.X, limits)
-
-
-def rows_beyond_limits(table: Table, limits: tuple[np.ndarray, np.ndarray]) -> np.ndarray:
-    """Numbers of the rows of one part with an entry beyond limits of its column."""
-    return rows_beyond(table.X, limits)
-
-
-def _noises(table: Table) -> tuple[float, float]:
-    return float(table.noise.min(initial=np.inf)), float(table.noise.max(initial=0.0))
-
-
 def problem_spread(problem: GPProblem, columns: np.ndarray) -> np.ndarray:
     """The robust standard deviation of some columns of a problem, 1 where one is constant."""
     n = len(problem.X)
     few = problem.subset(torch.arange(n)[limit_rows(n)].to(problem.X.device))
-    limits = column_limits(_columns(few, columns))
+    limits = _columns(few, columns).limits()
     return reduce(add, problem.each(_problem_moments, columns, limits)).scales()[1]
 
 
@@ -262,15 +199,13 @@ def problem_varies(problem: GPProblem) -> bool:
     return bool((torch.stack(low).amin(0) < torch.stack(high).amax(0)).any())
 
 
-def _columns(problem: GPProblem, columns: np.ndarray) -> np.ndarray:
-    return problem.X[:, columns].double().cpu().numpy()
+def _columns(problem: GPProblem, columns: np.ndarray) -> Columns:
+    X, weight = problem.X[:, columns], problem.rows.weight
+    return Columns(X.double().cpu().numpy(), weight.double().cpu().numpy())
 
 
-def _problem_moments(
-    problem: GPProblem, columns: np.ndarray, limits: tuple[np.ndarray, np.ndarray]
-) -> Moments:
-    counts = problem.rows.weight.double().cpu().numpy()
-    return Moments.of(_columns(problem, columns), limits, counts=counts)
+def _problem_moments(problem: GPProblem, columns: np.ndarray, limits: Ends) -> Moments:
+    return moments(_columns(problem, columns), limits)
 
 
 def _problem_squares(problem: GPProblem) -> np.ndarray:

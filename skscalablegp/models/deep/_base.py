@@ -275,11 +275,13 @@ class DeepKernelRegressorBase(FurtherRows):
         """
         first = scaling is None
         if scaling is None:
-            y_mean, y_scale = given.target_moments()
+            moments = given.target_moments()
+            y_mean, y_scale = moments.scales()
             if not run.normalizes(given.Y, scaled=True):
-                y_mean, y_scale = np.zeros_like(y_mean), np.sqrt(given.mean_squares())
+                squares = moments.squares / moments.n + np.square(moments.mean)
+                y_mean, y_scale = np.zeros_like(y_mean), np.sqrt(squares)
             y_scale = self._divisors(y_scale, given.known)
-            scaling = Scaling(*given.input_moments(), y_mean, y_scale)
+            scaling = Scaling(*given.robust_moments(), y_mean, y_scale)
         device = run.machine.device
         return resident(given.source(scaling, Gaussian(), device, dtype, reset=first))
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from ..._end import End
 from ...core import FitRun, data_scaled_kernel, first_layer_factors, first_layer_rows
-from ...core.data import column_moments, standardised_limits
+from ...core.data import Columns, standardised_limits
 from ...core.posteriors import Affine
 from ...core.training import Stepper, StopTraining, train_steps
 from ...features import (
@@ -159,7 +159,7 @@ class NetworkTraining:
         counts: np.ndarray | float = 1.0,
         within: np.ndarray | float = 0.0,
     ):
-        self._x_mean, self._x_scale = column_moments(X, robust=True, counts=counts)
+        self._x_mean, self._x_scale = Columns(X, counts).robust_moments()
         limits = standardised_limits(X, self._x_mean, self._x_scale)
         self.network = LimitedNetwork(network, *limits)
         share = np.broadcast_to(counts, len(X)).sum() * Y.shape[1]

@@ -122,7 +122,7 @@ class SparseMixin:
         unit = target_unit(start_targets.numpy(), source.weight[: len(targets)])
         kernel, inputs = self._kernel_and_scaling(source.X, scaling, network, unit, likelihood)
         width = d if network is None else network.n_features
-        noisy = likelihood.conjugate and source.most_noise < KNOWN_NOISE
+        noisy = likelihood.conjugate and source.noise_range()[1] < KNOWN_NOISE
         priors = self._priors(kernel, (n, width), noisy and network is None, run)
         compiled = compile_kernel(kernel, width, priors=priors)
         machine = run.machine

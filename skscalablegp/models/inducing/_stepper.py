@@ -171,8 +171,7 @@ class SparseRows:
 
     def noise_range(self) -> tuple[float, float]:
         """The smallest and the largest known noise variance."""
-        low, high = zip(*self.work.call(_noises), strict=True)
-        return min(low), max(high)
+        return self.source.noise_range()
 
     def check_separable(self, white: Tensor) -> None:
         """Raise a ValueError for equal rows whose noise, with this white noise, is zero.
@@ -183,7 +182,7 @@ class SparseRows:
 
     def far(self) -> np.ndarray:
         """Numbers of the rows with an entry far from those of other rows."""
-        return self.source.far()
+        return self.source.far_rows()
 
     def batches(self, size: int, generator: Generator) -> Iterator[tuple[Tensor, Tensor]]:
         """Numbers of rows, and for how many rows of the table each stands, without end."""
@@ -199,11 +198,6 @@ class SparseRows:
         # A rank without rows has one empty block.
         for start in range(0, max(len(self), 1), _BLOCK_ROWS):
             yield self.take(slice(start, start + _BLOCK_ROWS))
-
-
-def _noises(rows: SparseRows) -> tuple[float, float]:
-    noise = rows.source.noise
-    return float(noise.min(initial=math.inf)), float(noise.max(initial=0.0))
 
 
 def _check_separable(rows: SparseRows, white: Tensor) -> None:

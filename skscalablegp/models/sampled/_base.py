@@ -269,7 +269,7 @@ def _at_pivots(kernel: Any, most: int, tol: float, fit: Fit) -> Functions:
 def scaling_of(model: Any, given: Given, likelihood: Likelihood, run: FitRun) -> Scaling:
     """Units of the model; codes of categories keep theirs."""
     d, kernel = given.X.shape[1], model._own_kernel(given.X)
-    mean, scale = given.input_moments() if model.standardize else (np.zeros(d), np.ones(d))
+    mean, scale = given.robust_moments() if model.standardize else (np.zeros(d), np.ones(d))
     if kernel is not None:
         coded = compile_kernel(kernel, d).coded
         mean[coded], scale[coded] = 0.0, 1.0
