@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property, reduce
 from operator import add
 from typing import Any
@@ -16,20 +16,24 @@ from jaxtyping import Float
 from torch import Tensor
 
 from .._calls import Call
-from .._validation import check_noise, check_noise_variance
+from .._validation import check_noise, check_noise_variance, check_sample_weight
 from ..linalg.gradients import Rows
 from ..workers import Ranks, RankWorkers, leading
 from .data import (
     AbsentArray,
     Columns,
     Ends,
+    Merged,
     Moments,
     RowSource,
     Scaling,
     ShardedTable,
     Table,
+    alone,
     column_limits,
+    known_noise,
     limit_rows,
+    merged,
     target_scales,
 )
 from .likelihoods import Likelihood
@@ -68,12 +72,15 @@ class Given(Columns, ABC):
     ----------
     Y : ndarray of shape (s, t)
         Targets of the rows that stand for all in checks and limits.
+    model : object
+        The estimator.
     known : array-like or None
         noise_variance; of ranks that of rank 0.
     numbers : ndarray of shape (n,)
         The numbers of the rows in the given table.
     """
 
+    model: Any
     Y: np.ndarray
     known: Any
     numbers: np.ndarray
@@ -98,6 +105,16 @@ class Given(Columns, ABC):
         ValueError
             For known noise that the likelihood does not have.
         """
+
+    @abstractmethod
+    def in_units(self, y_mean: np.ndarray, y_std: np.ndarray) -> Table:
+        """The rows as a table whose targets have these means and scales (t,)."""
+
+    def table(self, run: Any) -> Table:
+        """The rows as a table in the units of a fit; the model gets `_noise_given`."""
+        self.model._noise_given = self.known is not None
+        shared = self.model._shares_scale(self.known)
+        return self.in_units(*self.target_scales(run.normalizes(self.Y), shared))
 
     def target_units(
         self, run: Any, likelihood: Likelihood, shared: bool = False
@@ -137,19 +154,52 @@ class GivenRows(Given):
     X : ndarray of shape (n, d)
     y : ndarray of shape (n,) or (n, t)
     noise_variance : float, array-like or None
-    weight : ndarray of shape (n,) or float
     alpha : ndarray of shape (n,) or float
-    rows : ndarray of shape (n,) or slice
-        The numbers of the rows in the given table, as in `Merged`.
+    merging : Merged, optional
+        Which rows of the table these are, and what they stand for; by default each for itself.
     """
 
     model: Any
     X: np.ndarray
     y: np.ndarray
     noise_variance: Any = None
-    weight: np.ndarray | float = 1.0
     alpha: np.ndarray | float = 0.0
-    rows: np.ndarray | slice = field(default_factory=lambda: slice(None))
+    merging: Merged = None  # type: ignore[assignment]
+
+    def __post_init__(self) -> None:
+        if self.merging is None:
+            object.__setattr__(self, "merging", alone(self.y))
+
+    @classmethod
+    def read(
+        cls,
+        model: Any,
+        X: np.ndarray,
+        y: np.ndarray,
+        noise_variance: Any = None,
+        sample_weight: Any = None,
+    ) -> GivenRows:
+        """Validated rows and targets, with equal rows merged.
+
+        Equal rows have equal entries and known noise. Most likelihoods take their targets one by
+        one, so that rows of such models (`_sums_targets` is False) have equal targets, too: they
+        are one term, times their count. A memory map of theirs is read for this only if there are
+        weights.
+        """
+        n, t = len(X), _targets_of(y)
+        alpha = check_noise(getattr(model, "alpha", 0.0), n)
+        known = check_noise_variance(noise_variance, n, t)
+        weights = check_sample_weight(sample_weight, n)
+        columns = [c for c in (alpha, *(() if known is None else known.T)) if np.ptp(c) > 0]
+        if not model._sums_targets:
+            columns += [*y.T]
+        if isinstance(X, np.memmap) and weights is None and not model._sums_targets:
+            found = alone(y)
+        else:
+            found = merged(X, y, columns, weights)
+        rows = found.rows
+        given = noise_variance if known is None else known[rows]
+        return cls(model, X[rows], found.y, given, alpha[rows], found)
 
     def __len__(self) -> int:
         return len(self.X)
@@ -167,13 +217,31 @@ class GivenRows(Given):
     @property
     def numbers(self) -> np.ndarray:
         """The numbers of the rows in the given table."""
-        return np.arange(len(self)) if isinstance(self.rows, slice) else self.rows
+        rows = self.merging.rows
+        return np.arange(len(self)) if isinstance(rows, slice) else rows
+
+    @property
+    def n_rows(self) -> float:
+        """The number of rows before they were merged: the sum of their weights."""
+        return float(self.weight.sum())
+
+    @property
+    def weight(self) -> np.ndarray:
+        """How many equal rows each row stands for."""
+        return self.merging.counts
 
     def some(self, rows: np.ndarray) -> GivenRows:
         """Some of a rank's rows, by number."""
         known = None if self.noise_variance is None else self.noise_variance[rows]
         alpha = np.broadcast_to(self.alpha, len(self))[rows]
-        return replace(self, X=self.X[rows], y=self.y[rows], noise_variance=known, alpha=alpha)
+        return GivenRows(self.model, self.X[rows], self.y[rows], known, alpha)
+
+    def in_units(self, y_mean, y_std) -> Table:
+        mean, std = (np.reshape(moment, self.y.shape[1:]) for moment in (y_mean, y_std))
+        noise = np.broadcast_to(self.alpha, len(self)) / self.model._own_unit(std)
+        noise = noise + known_noise(self.noise_variance, len(self), std)
+        Y, within = (self.y - mean) / std, (self.merging.within / np.square(y_std)).sum(1)
+        return Table(self.X, Y, mean, std, noise, counts=self.weight, within=within)
 
     def source(self, scaling, likelihood, device, dtype=torch.float32, reset=True) -> RowSource:
         noise = self.noise(scaling, likelihood, reset)
@@ -204,6 +272,11 @@ class GivenShards(Given):
     """
 
     raw: RankWorkers
+
+    @property
+    def model(self) -> Any:
+        """The estimator at rank 0."""
+        return self.raw.own.model
 
     @classmethod
     def read(cls, ranks: Ranks, columns: Callable[[Any, np.ndarray], np.ndarray] | None = None):
@@ -268,12 +341,8 @@ class GivenShards(Given):
         """The known noise of rank 0; None at all ranks or at none."""
         return self.raw.own.noise_variance
 
-    def table(self, model: Any, run: Any) -> ShardedTable:
-        """The rows as a table in a model's units; the model gets `_noise_given`."""
-        model._noise_given = self.known is not None
-        shared = model._shares_scale(self.known)
-        scales = self.target_scales(run.normalizes(self.Y), shared)
-        return ShardedTable.of(self.raw.put(_table, *scales))
+    def in_units(self, y_mean, y_std) -> ShardedTable:
+        return ShardedTable.of(self.raw.put(GivenRows.in_units, y_mean, y_std))
 
     def source(self, scaling, likelihood, device, dtype=torch.float32, reset=True) -> RowSource:
         # Rank 0 refuses it before others are asked, and notes whether there is any.
@@ -388,13 +457,6 @@ def _part(raw: GivenRows, rows: np.ndarray, name: str) -> tuple[np.ndarray]:
     return (getattr(raw, name)[rows],)
 
 
-def _table(raw: GivenRows, y_mean: np.ndarray, y_std: np.ndarray) -> Table:
-    def alpha(std: np.ndarray) -> np.ndarray:
-        return raw.model._own_noise(len(raw.X), np.ones(1)) / raw.model._own_unit(std)
-
-    return Table.scaled(raw.X, raw.y, y_mean, y_std, alpha, raw.noise_variance)
-
-
 def _classes(raw: GivenRows) -> np.ndarray:
     return np.unique(raw.y)
 
@@ -412,7 +474,11 @@ def _rows(raw: GivenRows, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _target_moments(raw: GivenRows, limits: Ends | None) -> Moments:
-    return Moments.of(raw.Y, limits, counts=raw.weight if limits is None else 1.0)
+    """Those of one part; weights do not count with limits."""
+    if limits is not None:
+        return Moments.of(raw.Y, limits)
+    moments = Moments.of(raw.Y, counts=raw.weight)
+    return replace(moments, squares=moments.squares + raw.merging.within.sum(0))
 
 
 def _labels(raw: GivenRows) -> tuple[np.ndarray, np.ndarray]:

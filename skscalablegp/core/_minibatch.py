@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,6 @@ from sklearn.utils.validation import check_is_fitted, column_or_1d
 from .._validation import (
     check_n_targets,
     check_noise,
-    check_noise_variance,
     check_sample_weight,
     validated,
 )
@@ -25,12 +25,9 @@ from ._model import GPModel
 from ._prediction import GPPredictionBase
 from .data import (
     BLOCK_ROWS,
-    Merged,
     Scaling,
-    alone,
     have_merged,
     known_noise,
-    merged,
 )
 from .likelihoods import Likelihood
 from .posteriors import Affine
@@ -39,24 +36,13 @@ from .posteriors import Affine
 _KEPT = [np.float64, np.float32]
 
 
-def merged_with_targets(
-    X: np.ndarray, Y: np.ndarray, noise: list[np.ndarray], weights: np.ndarray | None
-) -> Merged:
-    """The table with rows merged that have equal targets (n, t), too.
-
-    Such rows are one term of any likelihood, times their count. A memory map is read for this only
-    if there are weights.
-    """
-    if isinstance(X, np.memmap) and weights is None:
-        return alone(Y)
-    return merged(X, Y, [*noise, *Y.T], weights)
-
-
 class MinibatchGPRegressorBase(GPPredictionBase):
     """Regressors whose posterior needs no training rows; they standardise the inputs.
 
     A subclass calls ``_keep_scaling`` after its training has succeeded.
     """
+
+    _sums_targets = False
 
     def _read_rows(self, X: Any, y: Any, reset: bool = True) -> tuple[np.ndarray, np.ndarray]:
         """Validated X and (n, t) targets; floating-point tables are not copied."""
@@ -76,34 +62,13 @@ class MinibatchGPRegressorBase(GPPredictionBase):
         ranks = own_rows()
         if ranks is not None:
             return GivenShards.read(ranks)
-        return self._merged(*self._read_rows(X, y), noise_variance, sample_weight)
-
-    def _merged(
-        self, X: np.ndarray, Y: np.ndarray, noise_variance: Any, sample_weight: Any
-    ) -> GivenRows:
-        """Validated rows, with equal ones merged."""
-        alpha = check_noise(getattr(self, "alpha", 0.0), len(X))
-        found = self._found(X, Y, noise_variance, sample_weight)
-        rows = found.rows
-        known = check_noise_variance(noise_variance, len(X), Y.shape[1])
-        given = noise_variance if known is None else known[rows]
-        return GivenRows(self, X[rows], Y[rows], given, found.counts, alpha[rows], rows)
-
-    def _found(
-        self, X: np.ndarray, Y: np.ndarray, noise_variance: Any, sample_weight: Any = None
-    ) -> Merged:
-        """How equal rows are merged."""
-        alpha = check_noise(getattr(self, "alpha", 0.0), len(X))
-        known = check_noise_variance(noise_variance, len(X), Y.shape[1])
-        weights = check_sample_weight(sample_weight, len(X))
-        columns = [alpha, *(() if known is None else known.T)]
-        return merged_with_targets(X, Y, [one for one in columns if np.ptp(one) > 0], weights)
+        return GivenRows.read(self, *self._read_rows(X, y), noise_variance, sample_weight)
 
     def _left_out(self, X, y, noise_variance, rows):
         table = None if self._exact is None else self._exact.table
         if table is None or not have_merged(table.counts):
             return super()._left_out(X, y, noise_variance, rows)
-        found = self._found(X, y.reshape(len(X), -1), noise_variance)
+        found = GivenRows.read(self, X, y.reshape(len(X), -1), noise_variance).merging
         return self._left_out_of(table, found, X, y, rows)
 
     def _known_noise(
@@ -150,22 +115,11 @@ class MinibatchGPRegressorBase(GPPredictionBase):
 class GPClassifierBase(ClassifierMixin, GPModel):
     """Base class of classifiers; a subclass defines `_probabilities`."""
 
+    _sums_targets = False
+
     def _expected_targets(self, X: np.ndarray) -> np.ndarray:
         """Predictions (m, c) of the indicators of classes."""
         return self._probabilities(X)
-
-    def _read_rows(
-        self, X: Any, y: Any, reset: bool = True, classes: Any = None
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """Validated X and class numbers (n,); sets ``classes_`` if `reset`.
-
-        Raises
-        ------
-        ValueError
-            For a single class, or for labels that `classes_` does not have.
-        """
-        X, y = validated(self, X, y, dtype=_KEPT, reset=reset)
-        return X, self._numbered(y, reset, classes)
 
     def _read_own_rows(self, X: Any, y: Any) -> tuple[np.ndarray, np.ndarray]:
         """Validated X and labels of one rank, which may have rows of a single class."""
@@ -174,18 +128,31 @@ class GPClassifierBase(ClassifierMixin, GPModel):
         self._own_kernel(X)  # Categories that are not whole numbers are refused.
         return X, y
 
-    def _read_weighted(
-        self, X: Any, y: Any, classes: Any, sample_weight: Any, reset: bool = True
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """As `_read_rows`, with equal rows merged, and their weights."""
+    def _given(
+        self, X: Any, y: Any, sample_weight: Any, classes: Any = None, reset: bool = True
+    ) -> Given:
+        """The validated arguments of this process, with equal rows merged, or of all ranks.
+
+        Raises
+        ------
+        ValueError
+            For a single class, or for labels that `classes_` does not have.
+        """
+        ranks = own_rows()
+        if ranks is not None:
+            return GivenShards.read(ranks, type(self)._columns)
         X, y = validated(self, X, y, dtype=_KEPT, reset=reset)
         weights = check_sample_weight(sample_weight, len(X))
         if weights is not None and not weights.all():
             # A class whose rows all have weight zero does not count.
             X, y, weights = X[weights > 0], y[weights > 0], weights[weights > 0]
         codes = self._numbered(y, reset, classes)
-        found = merged_with_targets(X, codes[:, None].astype(np.float64), [], weights)
-        return X[found.rows], codes[found.rows], found.counts
+        given = GivenRows.read(self, X, codes[:, None].astype(np.float64), None, weights)
+        return replace(given, y=self._columns(given.y[:, 0].astype(int)))
+
+    def _columns(self, codes: np.ndarray) -> np.ndarray:
+        """Targets (n, t) from numbers of classes (n,)."""
+        return codes[:, None].astype(np.float64)
 
     def _numbered(self, y: np.ndarray, reset: bool = True, classes: Any = None) -> np.ndarray:
         """Class numbers (n,) of validated labels; sets ``classes_`` if `reset`."""

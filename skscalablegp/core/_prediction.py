@@ -43,6 +43,8 @@ class GPPredictionBase(MultiOutputMixin, RegressorMixin, GPModel):
     (t,), and ``_build_posterior``, which makes the posterior from fitted NumPy arrays.
     """
 
+    # Whether equal rows with several targets are one, with the mean of their targets.
+    _sums_targets: bool = True
     # Whether `fit` was given noise_variance.
     _noise_given: bool = False
     # Fitted attributes of the method, which are None if the exact process replaces it.

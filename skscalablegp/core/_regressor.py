@@ -16,8 +16,6 @@ from sklearn.utils.validation import check_is_fitted
 from .._compat import fit_context
 from .._validation import (
     check_n_targets,
-    check_noise_variance,
-    check_sample_weight,
     validated,
 )
 from ..kernels import ObjectRows, TorchKernel, compile_kernel
@@ -27,11 +25,11 @@ from ._edge import answers
 from ._exact import fit_exactly
 from ._exact_process import ExactProcess
 from ._fitted import LeftOut
-from ._given import GivenShards, own_rows
+from ._given import GivenRows, GivenShards, own_rows
 from ._model import check_categories
 from ._prediction import GPPredictionBase
 from ._run import FitRun
-from .data import Merged, Table, have_merged, known_noise, merged, n_columns
+from .data import Table, have_merged, known_noise, n_columns
 from .posteriors import Affine
 
 # The largest variance whose square single precision can hold.
@@ -140,24 +138,12 @@ class TableRegressorBase(GPPredictionBase):
         """
         ranks = own_rows()
         if ranks is not None:
-            return GivenShards.read(ranks).table(self, run)
+            return GivenShards.read(ranks).table(run)
+        given = GivenRows.read(self, *self._read_own_rows(X, y), noise_variance, sample_weight)
         copy = self.copy_X_train if copy is None else copy
-        X, y = self._read_own_rows(X, y)
-        self._noise_given = noise_variance is not None
-        known = check_noise_variance(noise_variance, len(X), y[:1].size)
-        own = self._own_noise(len(X), np.ones(1))
-        weights = check_sample_weight(sample_weight, len(X))
-        found = self._merged(X, y, known, weights)
-        rows = X[found.rows]
-        own, known = own[found.rows], None if known is None else known[found.rows]
-        return Table.read(
-            rows.copy() if copy and isinstance(found.rows, slice) else rows,
-            found,
-            lambda y_std: own / self._own_unit(y_std),
-            noise_variance if known is None else known,
-            run.normalizes(found.y),
-            shared=self._shares_scale(noise_variance),
-        )
+        if copy and isinstance(given.merging.rows, slice):
+            given = replace(given, X=given.X.copy())
+        return given.table(run)
 
     def _read_own_rows(self, X: Any, y: Any) -> tuple[np.ndarray, np.ndarray]:
         """Validated rows and targets in double precision."""
@@ -165,17 +151,6 @@ class TableRegressorBase(GPPredictionBase):
         X, y = validated(self, X, y, multi_output=True, y_numeric=True, **accepted)
         check_n_targets(self.n_targets, y)
         return X, y.astype(np.float64)
-
-    def _merged(
-        self,
-        X: np.ndarray,
-        y: np.ndarray,
-        known: np.ndarray | None,
-        weights: np.ndarray | None = None,
-    ) -> Merged:
-        """The table with equal rows merged; `known` is noise_variance (n, t), if it is given."""
-        noise = [self._own_noise(len(X), np.ones(1)), *(() if known is None else known.T)]
-        return merged(X, y, [column for column in noise if np.ptp(column) > 0], weights)
 
     def _read_more(
         self, X: Any, y: Any, noise_variance: Any, sample_weight: Any, run: FitRun
@@ -186,14 +161,9 @@ class TableRegressorBase(GPPredictionBase):
         )
         check_n_targets(self._n_outputs(), y)
         check_categories(self._trained_kernel(), X)
-        mean, std = self._y_train_mean, self._y_train_std
-        known = self._own_noise(len(X), std) + known_noise(noise_variance, len(X), std)
-        weights = check_sample_weight(sample_weight, len(X))
+        given = GivenRows.read(self, X, y.astype(np.float64), noise_variance, sample_weight)
+        more = given.in_units(self._y_train_mean, self._y_train_std)
         self._noise_given |= noise_variance is not None
-        found = merged(X, y.astype(np.float64), [known] if np.ptp(known) > 0 else [], weights)
-        within = (found.within / std**2).sum(1)
-        units = (found.y - mean) / std, mean, std, known[found.rows]
-        more = Table(X[found.rows], *units, counts=found.counts, within=within)
         run.begin(more.X, more.y, self.n_samples_seen_, n_rows=more.n_rows)
         return more
 
@@ -215,8 +185,7 @@ class TableRegressorBase(GPPredictionBase):
             return super()._left_out(X, y, noise_variance, rows)
         if np.array_equal(X, self.X_train_):
             return self._left_out_of(self._table(), None, X, y, rows)
-        known = check_noise_variance(noise_variance, len(X), self._n_outputs())
-        found = self._merged(X, np.asarray(y, dtype=np.float64), known)
+        found = GivenRows.read(self, X, np.asarray(y, dtype=np.float64), noise_variance).merging
         return self._left_out_of(self._table(), found, X, y, rows)
 
     def _join_exactly(self, run: FitRun, remedy: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,9 +14,8 @@ from sklearn.utils.validation import check_is_fitted, has_fit_parameter
 
 from .._compat import fit_context
 from .._end import End
-from .._validation import check_sample_weight, validated
-from ..core import FitRun, GPPredictionBase, fitted_process
-from ..core.data import Merged, alone, merged
+from .._validation import validated
+from ..core import FitRun, GivenRows, GPPredictionBase, fitted_process
 from ..core.posteriors import AUTO_RANK, LowRank, LowRankForm, Posterior
 from ..models.grid import KISSGPRegressor
 from ..models.iterative import SolvedGPRegressor
@@ -199,13 +199,11 @@ class LOVEPredictor(MetaRegressorBase):
             checked, targets = validated(
                 self, X, y, multi_output=True, y_numeric=True, dtype=np.float64
             )
-            weights = check_sample_weight(sample_weight, len(checked))
-            found = alone(targets)
-            if weights is not None or not isinstance(self.estimator, FrozenEstimator):
-                found = merged(checked, targets, [], weights)
-            n_rows = len(checked) if weights is None else weights.sum()
-            checked, targets = checked[found.rows], found.y
-            run.begin(checked, targets, n_rows=n_rows)
+            given = GivenRows(self, checked, targets)
+            if sample_weight is not None or not isinstance(self.estimator, FrozenEstimator):
+                given = GivenRows.read(self, checked, targets, sample_weight=sample_weight)
+            checked = given.X
+            run.begin(checked, given.y, n_rows=given.n_rows)
             held = _between(checked, run.random_state)
             probes = checked[:: max(1, len(checked) // _PROBE_ROWS)]
             frozen = isinstance(self.estimator, FrozenEstimator)
@@ -221,7 +219,8 @@ class LOVEPredictor(MetaRegressorBase):
             run.chose("max_variance_rank", min(AUTO_RANK, form.full // 2), why)
             # The target in the units of the posterior.
             process = fitted_process(inner)
-            scale = _unit(targets, found, process.y_mean, process.y_std)
+            table = replace(given, model=inner).in_units(process.y_mean, process.y_std)
+            scale = max(table.mean_square(), np.finfo(float).tiny)
             made = self._grown(inner, form, held, probes, scale, run)
             self._finish(inner, made, scale)
             self._conclude(inner, frozen, run)
@@ -367,15 +366,6 @@ class LOVEPredictor(MetaRegressorBase):
 
     def _check_joint_memory(self, X: np.ndarray, what: str) -> None:
         fitted_process(self.estimator_).check_joint_memory(X, what)
-
-
-def _unit(targets: np.ndarray, found: Merged, mean: Any, std: Any) -> float:
-    """The mean square of the targets as the posterior sees them, of all rows that were merged."""
-    squares = np.square((targets - mean) / std)
-    counts = found.counts.reshape(-1, *[1] * (squares.ndim - 1))
-    within = found.within.reshape(squares.shape) / np.square(std)
-    total = (counts * squares + within).sum() / (counts.sum() * squares[0].size)
-    return max(float(total), np.finfo(float).tiny)
 
 
 def _check_ours(inner: Any) -> None:

@@ -39,9 +39,8 @@ from skscalablegp import (
     SVGPClassifier,
     SVGPRegressor,
 )
-from skscalablegp.core.data import merged
+from skscalablegp.core import GivenRows
 from skscalablegp.files import load, save
-from skscalablegp.meta._love import _unit
 
 SETTINGS = {"random_state": 0, "max_iter": 2}
 FEW = {"optimizer": None, **SETTINGS}
@@ -422,9 +421,11 @@ def test_the_unit_of_low_rank_errors_is_that_of_all_rows():
     X, y, weights = table(t=2)
     Xr, yr = repeated(weights, X, y)
     yr = yr + np.random.default_rng(3).normal(size=yr.shape)
-    found, mean, std = merged(Xr, yr, []), np.array([0.1, 0.2]), np.array([1.5, 0.5])
+    mean, std = np.array([0.1, 0.2]), np.array([1.5, 0.5])
+    given = GivenRows.read(IterativeGPRegressor(), Xr, yr)
     unit = np.square((yr - mean) / std).mean()
-    assert_allclose(_unit(found.y, found, mean, std), unit, rtol=1e-12)
+    assert len(given) < len(Xr)
+    assert_allclose(given.in_units(mean, std).mean_square(), unit, rtol=1e-12)
 
 
 def test_weights_of_regressors_under_low_rank_variances():

@@ -16,8 +16,8 @@ from skscalablegp import (
     SGPRRegressor,
     SVGPRegressor,
 )
-from skscalablegp.core import FitRun, left_out, rows_to_check, warn_if_rough
-from skscalablegp.core.data import Table, merged, problem_square
+from skscalablegp.core import FitRun, GivenRows, left_out, rows_to_check, warn_if_rough
+from skscalablegp.core.data import merged, problem_square
 from skscalablegp.kernels import compile_kernel
 from skscalablegp.linalg.gradients import GPProblem, Rows
 from skscalablegp.models.grid._interactions import check_interactions
@@ -93,9 +93,8 @@ def test_errors_of_a_sum_over_columns_are_those_of_single_rows(stand_in):
     rng = np.random.default_rng(0)
     of = np.sort(rng.integers(0, 30, 300))
     X, y = rng.normal(size=(30, 2))[of], 1 + rng.normal(size=30)[of] + 0.5 * rng.normal(size=300)
-    found = merged(X, y, [])
-    none = np.zeros(len(found.rows))
-    table = Table.read(X[found.rows], found, lambda scale: none, None, False)
+    model = KISSGPRegressor()
+    table = GivenRows.read(model, X, y).in_units(np.zeros(1), np.ones(1))
     kernel = compile_kernel(ConstantKernel() * RBF(0.1) + WhiteKernel(0.25), 2)
     few = table.problem(kernel, torch.float64, torch.device("cpu"), keep=True)
     stand_in("exact_check", lambda *given: (few, kernel.theta0))

@@ -203,8 +203,8 @@ MUTANTS = [
     ),
     (
         "equal rows are merged although their known noise differs",
-        "TableRegressorBase._merged",
-        "np.ptp(column) > 0",
+        "GivenRows.read",
+        "np.ptp(c) > 0",
         "False",
         f"{CONTRACT} -k whose_known_noise",
         True,
@@ -242,16 +242,16 @@ MUTANTS = [
     ),
     (
         "the scale of the target forgets the weights",
-        "Table.read",
-        "moments = Moments.of(Y, counts=found.counts)",
-        "moments = Moments.of(Y)",
-        f"{EQUAL} -k exact-other",
+        "_target_moments",
+        "Moments.of(raw.Y, counts=raw.weight)",
+        "Moments.of(raw.Y)",
+        f"{EQUAL} -k 'exact-other or deep-weights'",
         True,
     ),
     (
         "the scale of the target forgets differences within groups",
-        "Table.read",
-        "moments.squares + within.sum(0)",
+        "_target_moments",
+        "moments.squares + raw.merging.within.sum(0)",
         "moments.squares",
         f"{EQUAL} -k exact-other",
         True,
@@ -334,9 +334,9 @@ MUTANTS = [
     ),
     (
         "rows that join have no weights",
-        "TableRegressorBase._read_more",
-        "Table(X[found.rows], *units, counts=found.counts, within=within)",
-        "Table(X[found.rows], *units)",
+        "GivenRows.in_units",
+        "Table(self.X, Y, mean, std, noise, counts=self.weight, within=within)",
+        "Table(self.X, Y, mean, std, noise)",
         f"{CONTRACT} -k that_join",
         True,
     ),
@@ -350,9 +350,9 @@ MUTANTS = [
     ),
     (
         "the unit of low-rank errors forgets the weights",
-        "_unit",
-        "(counts * squares + within).sum()",
-        "(squares + within).sum()",
+        "data._table._squares",
+        "(counts[:, None] * np.square(Y)).sum()",
+        "np.square(Y).sum()",
         f"{CONTRACT} -k unit_of_low",
     ),
     (
@@ -406,13 +406,6 @@ MUTANTS = [
         "(root.square() * scale.log()).mean()",
         "scale.log().mean()",
         f"{ORACLES} -k deep",
-    ),
-    (
-        "the units of a deep kernel forget the weights",
-        "_target_moments",
-        "raw.weight if limits is None else 1.0",
-        "1.0",
-        f"{EQUAL} -k deep-weights",
     ),
     (
         "a stream goes on from merged rows",
@@ -473,10 +466,9 @@ MUTANTS = [
     ),
     (
         "weights that add up to one hide other targets from their scale",
-        "Table.read",
-        "moments = replace(moments, squares=moments.squares + within.sum(0))",
-        "moments = moments if (found.counts == 1).all() else replace("
-        "moments, squares=moments.squares + within.sum(0))",
+        "_target_moments",
+        "moments.squares + raw.merging.within.sum(0)",
+        "moments.squares + raw.merging.within.sum(0) * (raw.weight != 1).any()",
         "tests/contracts/test_sample_weight.py -k add_up_to_one",
     ),
     (

@@ -191,7 +191,7 @@ def alone(
     """Rows none of which are equal: by default all, each of which stands for itself."""
     n = len(y)
     w = np.ones(n) if weights is None else np.array(weights)
-    within = np.broadcast_to(0.0, (n, y[:1].size))
+    within = np.broadcast_to(0.0, (n, int(np.prod(y.shape[1:]))))
     if kept is None or len(kept) == n:
         return Merged(slice(None), y, w, within, np.arange(n))
     groups = np.full(n, -1)

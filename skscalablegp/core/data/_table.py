@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import reduce
 from operator import add
@@ -15,8 +14,7 @@ from ..._validation import check_duplicates, check_noise_variance
 from ...kernels import ObjectRows, TorchKernel
 from ...linalg.gradients import GPProblem, Rows
 from ...linalg.operators import Workspace
-from ._columns import Columns, Ends, Moments, limit_rows, moments, target_scales
-from ._merging import Merged
+from ._columns import Columns, Ends, Moments, limit_rows, moments
 
 # What a table has of each row.
 OF_ROWS = "X", "y", "noise", "counts", "within"
@@ -59,44 +57,6 @@ class Table(Columns):
         if self.counts is None:
             object.__setattr__(self, "counts", np.ones(len(self.X)))
             object.__setattr__(self, "within", np.zeros(len(self.X)))
-
-    @classmethod
-    def read(
-        cls,
-        X: np.ndarray,
-        found: Merged,
-        alpha: Callable[[np.ndarray], np.ndarray],
-        noise_variance: Any,
-        normalize_y: bool,
-        shared: bool = False,
-    ) -> Table:
-        """Normalise the target, and express known noise in its units.
-
-        `alpha` maps the scales of the targets to the noise of every row. With `shared` all targets
-        have the same scale, as noise known in the units of y requires. `found` has the targets of
-        these rows, and what they stand for.
-        """
-        Y, within = found.y.reshape(len(X), -1), found.within
-        moments = Moments.of(Y, counts=found.counts)
-        moments = replace(moments, squares=moments.squares + within.sum(0))
-        scales = target_scales(moments if normalize_y else None, Y.shape[1], shared)
-        table = cls.scaled(X, found.y, *scales, alpha, noise_variance)
-        return replace(table, counts=found.counts, within=(within / np.square(scales[1])).sum(1))
-
-    @classmethod
-    def scaled(
-        cls,
-        X: np.ndarray,
-        y: np.ndarray,
-        y_mean: np.ndarray,
-        y_std: np.ndarray,
-        alpha: Callable[[np.ndarray], np.ndarray],
-        noise_variance: Any,
-    ) -> Table:
-        """The table with given means and scales (t,) of the targets; otherwise as `read`."""
-        mean, std = (moment.reshape(y.shape[1:]) for moment in (y_mean, y_std))
-        noise = alpha(std) + known_noise(noise_variance, len(X), std)
-        return cls(X, (y - mean) / std, mean, std, noise)
 
     # ------------------------------------------------------------------ sums over rows
 

@@ -17,7 +17,7 @@ from sklearn.utils import check_random_state
 from torch import nn
 
 from ..._compat import fit_context, sobol
-from ...core import FitRun, GivenRows, GPClassifierBase, label_prior
+from ...core import FitRun, GPClassifierBase, label_prior
 from ...core.likelihoods import (
     Bernoulli,
     Likelihood,
@@ -314,14 +314,13 @@ class SVGPClassifier(SparseMixin, GPClassifierBase):
         if not hasattr(self, "n_iter_"):
             return self._fit(X, y, classes, sample_weight)
         with FitRun(self) as run:
-            X, codes, counts = self._read_weighted(X, y, None, sample_weight, reset=False)
-            Y = codes[:, None].astype(np.float64)
-            there = run.machine.device
-            given = GivenRows(self, X, Y, weight=counts)
+            given, there = self._given(X, y, sample_weight, reset=False), run.machine.device
             source = given.source(self._scaling, self.likelihood_, there, torch.float64)
             c, n_old = len(self.classes_), self.n_samples_seen_
             model, rows, fit = self._absorb(source, c, run)
-            self.class_prior_ = class_shares(codes, c, counts, (self.class_prior_, n_old))
+            self.class_prior_ = class_shares(
+                given.Y[:, 0], c, given.weight, (self.class_prior_, n_old)
+            )
             if self.calibrate and not run.stopped:
                 with run.stage("calibration", optional=True):
                     # The hyperparameters were trained with the first rows only.
@@ -332,14 +331,12 @@ class SVGPClassifier(SparseMixin, GPClassifierBase):
 
     def _fit(self, X: Any, y: Any, classes: Any, sample_weight: Any = None) -> SVGPClassifier:
         with FitRun(self) as run:
-            X, codes, counts = self._read_weighted(X, y, classes, sample_weight)
-            self.class_prior_ = class_shares(codes, len(self.classes_), counts)
-            Y, c = codes[:, None].astype(np.float64), len(self.classes_)
+            given, c = self._given(X, y, sample_weight, classes), len(self.classes_)
+            self.class_prior_ = class_shares(given.Y[:, 0], c, given.weight)
             likelihood = self._checked_likelihood(c, run)
-            given = GivenRows(self, X, Y, weight=counts)
             source = given.source(given.scaling(run, likelihood), likelihood, run.machine.device)
             training = self._prepare(source, likelihood, c, run)
-            run.begin(X, Y, n_rows=source.n_rows)
+            run.begin(given.X, given.Y, n_rows=source.n_rows)
             self.draws_ = None if likelihood.n_latent(c) == 1 else self._draw(c)
             self.probability_power_, self._power_losses = 1.0, 0.0
             fit = self._train(training, run)

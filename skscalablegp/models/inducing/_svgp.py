@@ -10,6 +10,7 @@ import torch
 from ..._compat import fit_context
 from ...core import (
     FitRun,
+    GivenRows,
     MinibatchGPRegressorBase,
     own_rows,
 )
@@ -304,7 +305,7 @@ class SVGPRegressor(SparseMixin, MinibatchGPRegressorBase):
             if t != known:
                 raise ValueError(f"y has {t} targets, but the model was fitted with {known}.")
             run.ignores("normalize_y", "the first rows have set the units")
-            given = self._merged(X, Y, noise_variance, sample_weight)
+            given = GivenRows.read(self, X, Y, noise_variance, sample_weight)
             on = run.machine.device, torch.float64
             source = given.source(self._scaling, self.likelihood_, *on, reset=False)
             self._absorb(source, t, run)

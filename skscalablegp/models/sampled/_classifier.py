@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from ..._compat import fit_context
-from ...core import FitRun, GivenRows, GivenShards, GPClassifierBase, own_rows
+from ...core import FitRun, GPClassifierBase
 from ...core.data import RowSource
 from ...core.likelihoods import (
     Bernoulli,
@@ -262,7 +262,7 @@ class QSGPClassifier(QSGPMixin, GPClassifierBase):
 
     # ------------------------------------------------------------------ fit
 
-    def _labels(self, codes: np.ndarray) -> np.ndarray:
+    def _columns(self, codes: np.ndarray) -> np.ndarray:
         """(n, 1) or (n, c) of 0 and 1."""
         classes = [1] if len(self.classes_) == 2 else np.arange(len(self.classes_))
         return (codes[:, None] == classes).astype(np.float64)
@@ -296,12 +296,7 @@ class QSGPClassifier(QSGPMixin, GPClassifierBase):
         """
         old = getattr(self, "classes_", None)
         with FitRun(self) as run:
-            ranks = own_rows()
-            if ranks is None:
-                X, codes, counts = self._read_weighted(X, y, None, sample_weight)
-                given = GivenRows(self, X, self._labels(codes), weight=counts)
-            else:
-                given = GivenShards.read(ranks, type(self)._labels)
+            given = self._given(X, y, sample_weight)
             past = self._past(given.X, given.Y.shape[1])
             past = past if np.array_equal(old, self.classes_) else None
             self._train(run, self._source_of(given, _LIKELIHOOD, run, past), _LIKELIHOOD, past)
@@ -338,8 +333,7 @@ class QSGPClassifier(QSGPMixin, GPClassifierBase):
         first = "n_iter_" not in vars(self)
         with FitRun(self) as run:
             known = classes if first else None
-            X, codes, counts = self._read_weighted(X, y, known, sample_weight, reset=first)
-            given = GivenRows(self, X, self._labels(codes), weight=counts)
+            given = self._given(X, y, sample_weight, known, reset=first)
             past = None if first else self._state
             n_seen = 0 if first else past.n_rows
             if not first:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..._compat import fit_context
-from ...core import FitRun, MinibatchGPRegressorBase
+from ...core import FitRun, GivenRows, MinibatchGPRegressorBase
 from ...core.likelihoods import Likelihood, resolve_likelihood
 from ...core.posteriors import Posterior, observed
 from ._base import QSGPMixin
@@ -353,7 +353,7 @@ class QSGPRegressor(QSGPMixin, MinibatchGPRegressorBase):
                     f"y has {Y.shape[1]} targets, but the model was fitted with {past.n_targets}."
                 )
             run.ignores("likelihood", "the first rows determined it")
-            given = self._merged(X, Y, noise_variance, sample_weight)
+            given = GivenRows.read(self, X, Y, noise_variance, sample_weight)
             source = self._source_of(given, self.likelihood_, run, past)
             self._train(run, source, self.likelihood_, past, n_seen=past.n_rows)
         return self
