@@ -57,5 +57,5 @@ def left_out(problem: GPProblem, theta: Float[Tensor, " p"]) -> Leverage:
     drawn = torch.where(several, latent / ((counts - 1) * latent + counts * noise), 0.0)
     squares = counts * errors.square().sum(1) * (1 - (counts - 1) * drawn).square()
     squares = squares + rows.scatter * (1 + drawn).square()
-    total = rows.squares_of(rows.Y - rows.mean_of(rows.Y))
+    total = rows.squares_of(rows.Y, centred=True)
     return Leverage(float((1 - noise / variance).sum() / n), float(squares.sum() / total))

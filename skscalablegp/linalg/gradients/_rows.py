@@ -90,13 +90,14 @@ class Rows:
         """Noise variances of Y, from those of single samples."""
         return noise_of_means(single, self.weight)
 
-    def squares_of(self, Y: Float[Tensor, "n t"]) -> Float[Tensor, ""]:
-        """The sum of the squared targets of all samples before merging, whose means are Y."""
-        return (self.weight[:, None] * Y.square()).sum() + self.scatter.sum()
+    def squares_of(self, Y: Float[Tensor, "n t"], centred: bool = False) -> Float[Tensor, ""]:
+        """The sum of the squared targets of all samples before merging, whose means are Y.
 
-    def mean_of(self, Y: Float[Tensor, "n t"]) -> Float[Tensor, " t"]:
-        """The mean of their targets."""
-        return (self.weight[:, None] * Y).sum(0) / self.weight.sum()
+        Those that are `centred` are measured from their mean over all samples.
+        """
+        if centred:
+            Y = Y - (self.weight[:, None] * Y).sum(0) / self.weight.sum()
+        return (self.weight[:, None] * Y.square()).sum() + self.scatter.sum()
 
     def log_density(self, single: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
         """The logarithm of the other factor, from the noise variances of single samples.

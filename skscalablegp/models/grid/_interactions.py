@@ -54,7 +54,7 @@ def check_interactions(
         exact = left_out(few, theta).unexplained
         Y, known = few.Y, few.rows
         error = Y - mean(torch.as_tensor(some.X)).to(Y)
-        own = float(known.squares_of(error) / known.squares_of(Y - known.mean_of(Y)))
+        own = float(known.squares_of(error) / known.squares_of(Y, centred=True))
         if own > _INTERACTIONS * exact:
             run.advise_other_model(
                 f"columns interact. A sum of functions of one column each leaves {own:.2g} of "
