@@ -60,6 +60,18 @@ def assert_same(row, model, whole):
             assert_allclose(found, expected, rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.seldom(
+    "qsgp-rows",
+    "poe-separate",
+    "heteroscedastic-folds",
+    "kissgp-product",
+    "kissgp-rows",
+    "scgd-rows",
+    "nngp-subset",
+    "qsgp-classifier",
+    "svgp",
+    "svgp-network",
+)
 @pytest.mark.parametrize("row", ROWS)
 def test_a_fit_goes_on_after_a_fault(row, tmp_path):
     whole, _, _ = shared(row)

@@ -107,6 +107,10 @@ def answers(model, X):
     "iterative-float32",
     "ssrff",
     "poe",
+    "nngp-inducing",
+    "qsgp-classifier",
+    "stacked",
+    "auto",
 )
 @pytest.mark.parametrize("name", METHODS)
 def test_the_numbers_of_the_cpu(name):

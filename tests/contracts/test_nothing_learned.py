@@ -52,7 +52,7 @@ def fitted(model, X, y):
     return model, [message for message in ours if "learned nothing" in message or MISSED in message]
 
 
-@pytest.mark.seldom("minimax", "bsgd")
+@pytest.mark.seldom("minimax", "bsgd", "auto-classes")
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "row", rows_of(once_a_class(lambda row: None), ROWS), ids=lambda row: row.name

@@ -171,6 +171,7 @@ CORRECTED = {
 }  # fmt: skip
 
 
+@pytest.mark.seldom("automatic", "empirical")
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CORRECTED)
 def test_corrected_models(name):

@@ -78,7 +78,11 @@ def test_the_method_on_a_gpu(row):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
+@pytest.mark.parametrize(
+    "row",
+    [pytest.param(row, marks=() if row in METHODS else pytest.mark.night) for row in ROWS],
+    ids=lambda row: row.name,
+)
 def test_says_on_a_gpu_what_it_says_on_a_cpu(row, tmp_path):
     """And where the GPU is gone, from a pickle and from a file, and where it is back."""
     X, y, X_new = table()
@@ -139,7 +143,7 @@ def answers(model, X):
     return model.predict(X, return_std=True)
 
 
-@pytest.mark.slow
+@pytest.mark.night
 @pytest.mark.parametrize(
     "row", [row for row in METHODS if has_fit_parameter(row.estimator, "sample_weight")]
 )
@@ -155,7 +159,7 @@ def test_weights_on_a_gpu(row):
     near(found["cuda"], found["cpu"])
 
 
-@pytest.mark.slow
+@pytest.mark.night
 @pytest.mark.parametrize(
     "row", [row for row in METHODS if "checkpoint" in row.estimator.get_params()]
 )

@@ -316,6 +316,7 @@ def test_further_rows_behind_a_scaler():
     np.testing.assert_allclose(found.variance[:, 0].detach().sqrt(), std * latent**0.5, rtol=1e-3)
 
 
+@pytest.mark.night
 @pytest.mark.slow
 def test_members_of_automatic_models(monkeypatch):
     """Kernels that members share, and those of fits to all rows, have the units of the targets."""

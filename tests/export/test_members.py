@@ -217,6 +217,7 @@ def test_onnx_files(name, tmp_path):
         close(found, fitted(name).predict(rows, return_std=True), 1e-6)
 
 
+@pytest.mark.night
 @pytest.mark.slow
 def test_trees_in_single_precision(tmp_path):
     """scikit-learn compares single precision, too, or rows that are exact in it."""

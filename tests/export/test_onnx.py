@@ -82,6 +82,7 @@ def test_all_kernels_at_once(tmp_path):
     check(model, tmp_path / "single.onnx", "float32", 1e-4)
 
 
+@pytest.mark.seldom("matern12", "matern52", "matern-infinite", "power", "product")
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [marked_slow(name, {"rational"}) for name in KERNELS])
 def test_kernels(name, tmp_path):

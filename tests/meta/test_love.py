@@ -320,6 +320,7 @@ def test_a_pickle_answers_alike(below):
         np.testing.assert_allclose(a, b, rtol=1e-9)
 
 
+@pytest.mark.night
 @pytest.mark.slow
 def test_rank_50_suffices_for_deep_features_of_airfoil(data_folder):
     columns = np.loadtxt(data_folder / "uci" / "airfoil" / "data.csv.gz", delimiter=",")

@@ -94,6 +94,7 @@ def assert_equal_fits(name, together, alone):
     assert notes[0] == notes[1]
 
 
+@pytest.mark.seldom("held out")
 @pytest.mark.parametrize(
     "name",
     [pytest.param(k, marks=[] if k == "stack" else pytest.mark.slow) for k in ESTIMATORS],

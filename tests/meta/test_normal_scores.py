@@ -123,6 +123,7 @@ def test_missing_entries_and_categories_beside_them():
     assert np.isfinite(model.predict(X[:20])).all()
 
 
+@pytest.mark.night
 @pytest.mark.slow
 def test_many_levels_beside_them():
     """Held-out rows, whose levels are encoded once for all members, have scores, too."""

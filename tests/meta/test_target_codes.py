@@ -190,6 +190,7 @@ def test_targets_of_held_out_rows_change_nothing_that_their_fold_learns_from():
     assert [w - widths[fold] for w in widths] == [int(k != fold) for k in range(5)]
 
 
+@pytest.mark.night
 @pytest.mark.slow
 def test_processes_of_folds_with_other_columns_have_kernels_of_their_own():
     table, X, _ = frame(300)

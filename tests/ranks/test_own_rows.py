@@ -183,6 +183,9 @@ def assert_same_fits(size, name, targets):
     assert len({hashed for _, (_, hashed, *_) in answers}) == 1
 
 
+@pytest.mark.seldom(
+    "3-robust batches-1", "3-series-1", "3-features-1", "3-deep-1", "2-exact series-1"
+)
 @pytest.mark.parametrize(
     "size, name, targets",
     [

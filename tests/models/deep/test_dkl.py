@@ -312,6 +312,7 @@ def test_neighbours_make_local_batches():
     assert not np.allclose(local.predict(X), random.predict(X))
 
 
+@pytest.mark.seldom("SCGDDKLRegressor", "BSGDDKLRegressor")
 @pytest.mark.slow
 @pytest.mark.parametrize("cls", ALL)
 def test_a_network_that_knows_its_rows_by_heart_still_knows_the_noise(cls):

@@ -635,6 +635,7 @@ def test_a_network_begins_with_the_columns_that_matter():
     assert model.fit(X[:1_200], y[:1_200]).score(X[1_200:], y[1_200:]) > 0.6
 
 
+@pytest.mark.seldom("3")
 @pytest.mark.slow
 @pytest.mark.parametrize("d", [2, 3])
 def test_products_with_the_grid_end_by_the_budget(d, stand_in):
