@@ -149,8 +149,18 @@ def features(model):
 
 
 def network(model):
-    kernel, inputs = model.kernel_, model.extract_features
-    return lambda A, B: kernel(inputs(A), inputs(B)), lambda X: kernel.diag(inputs(X))
+    """Rows outside the box of the first ones have a function of their own in common."""
+    kernel, inputs, units = model.kernel_, model.extract_features, model._scaling
+
+    def outside(X):
+        Z = (X - units.x_mean) / units.x_scale
+        beyond = Z - np.clip(Z, *np.array(model._trained(torch.float64)[0].box))
+        return np.sqrt(-np.expm1(-np.square(beyond).sum(1) / 2))
+
+    def covariance(A, B):
+        return kernel(inputs(A), inputs(B)) + np.outer(outside(A), outside(B))
+
+    return covariance, lambda X: kernel.diag(inputs(X)) + np.square(outside(X))
 
 
 def trained(model):
@@ -413,7 +423,8 @@ def test_default_length_scales_have_the_units_of_all_rows():
 # ---------------------------------------------------------------- rows that join
 
 
-JOIN = ("exact", "one-expert", "points", "features", "neighbours", "grid", "variational", "sampled")
+JOIN = "exact", "one-expert", "points", "features", "neighbours", "grid", "variational", "sampled"
+JOIN += "deep", "deep-minimax", "deep-batches", "deep-rows"
 
 
 @pytest.mark.parametrize(
@@ -428,8 +439,9 @@ def test_copies_of_rows_that_join_are_further_rows(name):
     model = model._with_rows(X[of[more]], y[more], noise[of[more]])
     mean, std = y[first].mean(), y[first].std()
     covariance, diag = CASES[name][1](model)
-    known = WHITE + noise[of] / std**2
-    oracle = Dense(covariance, diag, X[of], (y[:, None] - mean) / std, known)
+    white = getattr(model, "noise_variance_", WHITE)
+    known = white + noise[of] / std**2
+    oracle = Dense(covariance, diag, X[of], (y[:, None] - mean) / std, known, white)
     at = np.random.default_rng(1).normal(size=(9, 2))
     expected = oracle.predict(at)
     found = model.predict(at, return_std=True)

@@ -117,4 +117,11 @@ MUTANTS = [
         "rows = replace(source, weight=np.ones(len(source))).take(slice(None))",
         "tests/models/deep/test_dkl.py -k counts_merged",
     ),
+    (
+        "rows that join a deep model leave its likelihood",
+        "FurtherRows._with_rows",
+        "float(density.sum())",
+        "0.0",
+        "tests/contracts/test_equal_rows.py -k 'further_rows and deep'",
+    ),
 ]

@@ -7,11 +7,12 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.distributions import LowRankMultivariateNormal
 
 from ...core import ExactProcess, MinibatchGPRegressorBase
 from ...core.data import Table
 from ...core.likelihoods import Gaussian
-from ...core.posteriors import FeatureWeights
+from ...core.posteriors import FeatureWeights, inverse_root
 
 
 class FurtherRows(MinibatchGPRegressorBase):
@@ -45,7 +46,11 @@ class FurtherRows(MinibatchGPRegressorBase):
             return other
         noise = posterior.noise(rows) + torch.as_tensor(known, device=rows.device)
         phi, Y = posterior._phi(rows), torch.as_tensor(targets, device=rows.device)
-        weights = FeatureWeights.of(self, rows.device).given(phi, Y, noise)
+        before = FeatureWeights.of(self, rows.device)
+        weights = before.given(phi, Y, noise)
+        predicted = (phi @ before.mean).T, phi @ inverse_root(before.factor), noise
+        density = LowRankMultivariateNormal(*predicted).log_prob(Y.T)
+        other.log_marginal_likelihood_value_ += float(density.sum())
         other.coef_ = weights.mean.cpu().numpy()
         other.coef_precision_cholesky_ = weights.factor.cpu().numpy()
         other._remember(None)
