@@ -13,7 +13,7 @@ from sklearn.utils import check_random_state
 
 from .._calls import Call
 from ..storage import Decoder, Encoder, ModelFileError, contents, opened, said_by, structure_of
-from ..workers import call_parts, fitted_parts, versions
+from ..workers import call_parts, differing, fitted_parts, versions
 from .training import Journal
 
 SCHEMA, _KIND = 1, "skscalablegp checkpoint"
@@ -103,7 +103,8 @@ class Checkpoint:
                 structure = structure_of(tensors, _KIND, SCHEMA)
                 decoder = Decoder(tensors, structure["checksums"])
                 fit, seed, records = (decoder(structure[name]) for name in _PARTS)
-            self._compare(fit)
+            if said := differing({"here": self._parts, "in the file": fit}):
+                raise ModelFileError(f"it belongs to another fit: {said}")
             if type(seed) is not int or not 0 <= seed < 2**32 or type(records) is not dict:
                 raise ModelFileError("it has no seed and records")
             for record in records.values():
@@ -114,18 +115,6 @@ class Checkpoint:
         except Exception as error:
             raise self.refusal(error) from error
         return seed, records
-
-    def _compare(self, fit: dict[str, list[str]]) -> None:
-        absent = ("", "absent")
-        differences = [
-            f"{name} is {self._parts.get(name, absent)[1]} here and {fit.get(name, absent)[1]} in "
-            "the file"
-            for name in self._parts | fit
-            if self._parts.get(name, absent)[0] != fit.get(name, absent)[0]
-        ]
-        if differences:
-            more = f", and {len(differences) - 4} more" if len(differences) > 4 else ""
-            raise ModelFileError(f"it belongs to another fit: {'; '.join(differences[:4])}{more}")
 
     def refusal(self, error: Exception) -> ModelFileError:
         """The error about a file from which this fit cannot continue."""

@@ -8,6 +8,7 @@ are computed by all ranks.
 from ._distribute import distribute as distribute
 from ._distribute import met_at as met_at
 from ._fingerprint import call_parts as call_parts
+from ._fingerprint import differing as differing
 from ._fingerprint import fitted_parts as fitted_parts
 from ._fingerprint import versions as versions
 from ._life import RankError as RankError

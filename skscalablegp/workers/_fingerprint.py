@@ -6,11 +6,11 @@ import inspect
 import json
 import platform
 import re
-from collections.abc import Callable, Iterator
-from hashlib import blake2b
+from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import version
 from typing import Any
 
+import joblib
 import numpy as np
 import torch
 
@@ -22,8 +22,8 @@ _PACKAGES = ("skscalablegp", "torch", "numpy", "scipy", "scikit-learn")
 _OWN = {"callbacks", "verbose", "device", "memory_budget", "n_jobs", "checkpoint"}
 # Larger fitted attributes are those of the table, whose training they follow from.
 _SMALL = 2**20
-# Characters of a value in messages.
-_SHOWN = 40
+# Characters of a value, and differences, in messages.
+_SHOWN, _LISTED = 40, 4
 
 
 def versions() -> dict[str, str]:
@@ -39,26 +39,28 @@ def fingerprint(
     With `own`, each rank has other rows, of which only the names of columns and the number of
     dimensions are compared.
     """
-    found = call_parts(method, estimator, args, kwargs, _OWN)
-    if own:
-        for name, value in _arguments(method, estimator, args, kwargs):
-            if np.ndim(value):
-                found[name] = _described(f"{np.ndim(value)}-dimensional")
+    found = call_parts(method, estimator, args, kwargs, _OWN, own)
     found |= {f"version of {name}": _described(value) for name, value in versions().items()}
     return json.dumps(found | fitted_parts(estimator))
 
 
 def call_parts(
-    method: Callable, estimator: Any, args: tuple, kwargs: dict[str, Any], left_out: set[str]
+    method: Callable,
+    estimator: Any,
+    args: tuple,
+    kwargs: dict[str, Any],
+    left_out: set[str],
+    own: bool = False,
 ) -> dict[str, list[str]]:
     """The method, the parameters but some, and the arguments, as parts of a fingerprint."""
-    call = f"{type(estimator).__name__}.{method.__name__}"
-    found = {"call": _described(call)}
+    found = {"call": _described(f"{type(estimator).__name__}.{method.__name__}")}
     for name, value in estimator.get_params(deep=True).items():
         if not left_out & set(name.split("__")):
             found[f"parameter {name}"] = _described(value)
-    for name, value in _arguments(method, estimator, args, kwargs):
-        found[name] = _described(value)
+    bound = inspect.signature(method).bind(estimator, *args, **kwargs)
+    for name, value in list(bound.arguments.items())[1:]:
+        d = np.ndim(value) if own else 0
+        found[name] = _described(f"{d}-dimensional" if d else value)
         columns = getattr(value, "columns", None)
         if columns is not None:
             found[f"columns of {name}"] = _described(np.asarray([str(c) for c in columns]))
@@ -70,52 +72,50 @@ def fitted_parts(estimator: Any) -> dict[str, list[str]]:
     return {
         f"fitted attribute {name}": _described(value)
         for name, value in sorted(vars(estimator).items())
-        if name.endswith("_") and not name.startswith("_") and _size(value) < _SMALL
+        if name.endswith("_") and not name.startswith("_")
         if isinstance(value, np.ndarray | int | float | str)
+        if getattr(value, "nbytes", 0) < _SMALL
     }
+
+
+def differing(found: Mapping[str, Mapping[str, Sequence[str]]]) -> str:
+    """How the parts at the first place differ from those at others; empty if they do not."""
+    (here, first), *others = found.items()
+    said, absent = [], ("", "absent")
+    for there, other in others:
+        for name in {**first, **other}:
+            (a, shown), (b, seen) = first.get(name, absent), other.get(name, absent)
+            if a != b:
+                said.append(f"{name} is {shown} {here} and {seen} {there}")
+    more = f", and {len(said) - _LISTED} more" if len(said) > _LISTED else ""
+    return "; ".join(said[:_LISTED]) + more
 
 
 def check_same(found: list[str]) -> None:
     """Raise an error that names what differs between rank 0 and another one, and which rank."""
-    first, absent = json.loads(found[0]), ("", "absent")
-    differences = []
-    for rank, text in enumerate(found):
-        other = json.loads(text)
-        for name in first | other:
-            (a, here), (b, there) = first.get(name, absent), other.get(name, absent)
-            if a != b:
-                differences.append(f"{name} is {here} at rank 0 and {there} at rank {rank}")
-    if differences:
-        more = f", and {len(differences) - 4} more" if len(differences) > 4 else ""
+    said = differing({f"at rank {rank}": json.loads(text) for rank, text in enumerate(found)})
+    if said:
         raise RankError(
-            f"the ranks do not make the same call: {'; '.join(differences[:4])}{more}. Inside "
-            "distribute() every rank needs the same data, parameters and versions."
+            f"the ranks do not make the same call: {said}. Inside distribute() every rank needs "
+            "the same data, parameters and versions."
         )
-
-
-def _arguments(
-    method: Callable, estimator: Any, args: tuple, kwargs: dict[str, Any]
-) -> Iterator[tuple[str, Any]]:
-    bound = inspect.signature(method).bind(estimator, *args, **kwargs)
-    yield from list(bound.arguments.items())[1:]
-
-
-def _size(value: Any) -> int:
-    return int(getattr(value, "nbytes", 0))
 
 
 def _described(value: Any) -> list[str]:
     """A hash of a value, and the value in a few characters."""
     if isinstance(value, np.random.RandomState):
-        state: Any = value.get_state()
-        return [_digest(repr(state).encode() + np.asarray(state[1]).tobytes()), "a RandomState"]
+        return [joblib.hash(value), "a RandomState"]
     if isinstance(value, torch.nn.Module):
-        weights = [_described(tensor.cpu().numpy())[0] for tensor in value.state_dict().values()]
-        return [_digest("".join([repr(value), *weights]).encode()), "a network"]
+        weights = [tensor.cpu().numpy() for tensor in value.state_dict().values()]
+        return [joblib.hash([repr(value), *weights]), "a network"]
     if hasattr(value, "shape") or isinstance(value, list | tuple) and _numbers(value):
-        return _described_array(np.asarray(value))
+        array = np.asarray(value)
+        # The hash of an array has its strides in it, which ranks need not share.
+        digest = joblib.hash([array.shape, array.ravel()])
+        shape = " x ".join(map(str, array.shape))
+        return [digest, f"an array of {shape} {array.dtype} with hash {digest[:8]}"]
     text = re.sub(r" at 0x[0-9a-f]+", "", repr(value))
-    return [_digest(text.encode()), text if len(text) <= _SHOWN else text[: _SHOWN - 3] + "..."]
+    return [joblib.hash(text), text if len(text) <= _SHOWN else text[: _SHOWN - 3] + "..."]
 
 
 def _numbers(value: Any) -> bool:
@@ -123,17 +123,3 @@ def _numbers(value: Any) -> bool:
         return np.asarray(value).dtype != object
     except ValueError:
         return False
-
-
-def _described_array(array: np.ndarray) -> list[str]:
-    hashed = blake2b(f"{array.shape} {array.dtype.str} ".encode(), digest_size=16)
-    if array.dtype == object:
-        hashed.update("\x1f".join(map(repr, array.ravel().tolist())).encode())
-    elif array.size:
-        hashed.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
-    digest, shape = hashed.hexdigest(), " x ".join(map(str, array.shape))
-    return [digest, f"an array of {shape} {array.dtype} with hash {digest[:8]}"]
-
-
-def _digest(data: bytes) -> str:
-    return blake2b(data, digest_size=16).hexdigest()
