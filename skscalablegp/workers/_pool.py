@@ -12,11 +12,13 @@ from __future__ import annotations
 
 import os
 import threading
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from contextvars import copy_context
 from functools import cache
+from itertools import islice
 from operator import length_hint
 from typing import Any, TypeVar
 
@@ -84,10 +86,9 @@ def map_in_order(
         Runs under the caller's gradient mode, inference mode and context variables. It may write
         only to memory that belongs to its item.
     items : iterable
-        Items are taken one at a time as workers become free, at most four per worker ahead of the
-        results that the caller has taken. The work for an item should take at least a tenth of a
-        millisecond, to be worth handing over, and less than a second, because an interrupt waits
-        for the items under way.
+        Taken by the caller, at most four per worker ahead of the results that it has taken. The
+        work for an item should take at least a tenth of a millisecond, to be worth handing over,
+        and less than a second, because an interrupt waits for the items under way.
     device : torch.device, optional
         Device of the tensors. The caller does all the work itself if this is not the CPU, if the
         caller is limited to one thread, or if the caller is itself a task.
@@ -115,88 +116,64 @@ def map_in_order(
 
 
 class _Work:
-    """One call of `map_in_order`: which items have been handed out, finished and taken."""
+    """One call of `map_in_order`: which items have been handed out, and who works on them."""
 
     def __init__(self, function: Callable[[Any], Any], items: Iterable[Any]):
         workers = n_workers()
         self._workers = min(workers, max(1, length_hint(items, workers)))
-        self._ahead = _AHEAD * self._workers
         self._function, self._items = function, iter(items)
         self._modes = torch.is_inference_mode_enabled(), torch.is_grad_enabled()
-        self._finished: dict[int, tuple[Any, BaseException | None]] = {}
-        self._given = self._taken = self._active = 0
-        self._over = False
-        # Only the caller waits. A worker that is too far ahead leaves and is called again later.
+        self._todo: deque[tuple[Future, Any]] = deque()
+        self._active, self._over = 0, False
+        # Only the caller waits. A worker without an item leaves and is called again later.
         self._changed = threading.Condition()
 
     def results(self) -> Iterator[Any]:
+        waiting: deque[Future] = deque()
+        ahead, handed_out = _AHEAD * self._workers, self._handed_out()
         while True:
-            with self._changed:
-                self._call_workers()
-                while self._taken not in self._finished:
-                    if self._over and not self._active:
-                        return
-                    self._changed.wait()
-                    # A worker that was about to leave when the results were taken may have left
-                    # only now.
-                    self._call_workers()
-                value, error = self._finished.pop(self._taken)
-                self._taken += 1
-            if error is not None:
-                try:
-                    raise error
-                finally:
-                    del error  # The error refers to this frame: a cycle would keep both alive.
-            yield value
+            if len(waiting) <= ahead // 2:
+                waiting.extend(islice(handed_out, ahead - len(waiting)))
+            if not waiting:
+                return
+            yield waiting.popleft().result()
 
-    def _call_workers(self) -> None:
-        if self._given - self._taken > self._ahead // 2:
-            return
-        while self._active < self._workers and not self._over:
-            _pool().submit(copy_context().run, self._serve)
-            self._active += 1
+    def _handed_out(self) -> Iterator[Future]:
+        """Hand out one item after the other; the last one may be the error of their iterator."""
+        while True:
+            future: Future = Future()
+            try:
+                item = next(self._items)
+            except StopIteration:
+                return
+            except Exception as error:
+                future.set_exception(error)
+                yield future
+                return
+            with self._changed:
+                self._todo.append((future, item))
+                if self._active < self._workers and not self._over:
+                    _pool().submit(copy_context().run, self._serve)
+                    self._active += 1
+            yield future
 
     def _serve(self) -> None:
         """Work on one item after the other, in a thread of the pool."""
         inference, grad = self._modes
-        try:
-            with torch.inference_mode(inference), torch.set_grad_enabled(grad):
-                while self._serve_one():
-                    pass
-        finally:
-            with self._changed:
-                self._active -= 1
-                self._changed.notify()
-
-    def _serve_one(self) -> bool:
-        """Work on the next item; False if there is none to be worked on now."""
-        with self._changed:
-            number = self._given
-            if self._over or number >= self._taken + self._ahead:
-                return False
-            try:
-                item = next(self._items)
-            except StopIteration:
-                self._over = True
-                return False
-            except BaseException as failure:
-                self._finish(number, None, failure)
-                return False
-            self._given += 1
-        value = error = None
-        try:
-            value = self._function(item)
-        except BaseException as failure:
-            error = failure
-        self._finish(number, value, error)
-        return True
-
-    def _finish(self, number: int, value: Any, error: BaseException | None) -> None:
-        with self._changed:
-            self._finished[number] = value, error
-            self._over |= error is not None
-            if number == self._taken:
-                self._changed.notify()
+        with torch.inference_mode(inference), torch.set_grad_enabled(grad):
+            while True:
+                with self._changed:
+                    if self._over or not self._todo:
+                        self._active -= 1
+                        self._changed.notify()
+                        return
+                    future, item = self._todo.popleft()
+                try:
+                    future.set_result(self._function(item))
+                except BaseException as error:
+                    self._over = True
+                    future.set_exception(error)
+                    del future  # The error refers to this frame: a cycle would keep both alive.
 
     def stop(self) -> None:
         """Hand out no further items, and wait for the current ones, which may write to results."""
@@ -239,11 +216,10 @@ def one_thread(wanted: bool = True) -> Iterator[None]:
         return
     _THIS_THREAD.threads = before
     try:
-        _set_threads_here(1)
-        yield
+        with threads(1):
+            yield
     finally:
         _THIS_THREAD.threads = None
-        _set_threads_here(before)
 
 
 @contextmanager
