@@ -28,12 +28,14 @@ def fitted_at(
     """
     with joined(session, rank) as ranks, warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
-        if session.rows == "own":
-            model = estimator.fit(**_below(parts), **settings)
-        else:
-            model = ranks.lead(lambda: estimator.fit(**_below(parts), **settings))
-        # All ranks have the same model.
-        return (None, []) if rank else (model, [warning.message for warning in said])
+        models: list[Any] = []
+
+        def fit() -> None:
+            models.append(estimator.fit(**_below(parts), **settings))
+
+        fit() if session.rows == "own" else ranks.lead(fit)
+        # All ranks with rows have the same model.
+        return (None, []) if rank else (models[0], [warning.message for warning in said])
 
 
 def n_rows(part: dict[str, Any]) -> int:

@@ -13,7 +13,6 @@ from torch.distributed import HashStore, PrefixStore, TCPStore
 
 from .._calls import called
 from .._validation import check_number
-from ._group import Group
 from ._life import Life
 from ._ranks import Ranks
 
@@ -125,10 +124,9 @@ def met_at(store: Any, timeout: float, rows: str, patience: float) -> Iterator[R
     """The context of all ranks of a process group that have the same key-value store."""
     life = Life(store, dist.get_rank(), dist.get_world_size(), timeout, patience)
     life.begin()
-    why, ranks, group = "it failed to start", None, None
+    why, ranks = "it failed to start", None
     try:
-        group = Group(life, timeout)
-        ranks = Ranks(group, rows)
+        ranks = Ranks(life, timeout, rows)
         with called(ranks.call):
             yield ranks
         why = ""
@@ -137,8 +135,8 @@ def met_at(store: Any, timeout: float, rows: str, patience: float) -> Iterator[R
         raise
     finally:
         life.end(why)
-        if group is not None:
-            group.close(broken=bool(why))
+        if ranks is not None:
+            ranks.close(broken=bool(why))
 
 
 def _store(timeout: float) -> PrefixStore:

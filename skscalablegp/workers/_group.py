@@ -29,16 +29,16 @@ class Group:
 
     Attributes
     ----------
-    sent : int
+    bytes_sent : int
         Bytes that this rank has sent: a broadcast to p ranks counts p - 1 times at rank 0, a sum
         counts once at each other rank.
     """
 
     def __init__(self, life: Life, timeout: float):
-        self.rank, self.size, self.life, self.sent = life.rank, life.size, life, 0
+        self.rank, self.size, self.life, self.bytes_sent = life.rank, life.size, life, 0
         self._gloo = dist.new_group(backend="gloo", timeout=_WHILE_ALIVE)
         self._nccl = None
-        places = life.gather("place", _place())
+        places = self.exchange("place", _place())
         if all(places) and len(set(places)) == self.size and dist.is_nccl_available():
             self._nccl = dist.new_group(backend="nccl", timeout=timedelta(seconds=timeout))
 
@@ -51,20 +51,24 @@ class Group:
 
     def broadcast(self, tensor: Tensor) -> Tensor:
         """The tensor of rank 0 on all ranks, written into `tensor`, which is contiguous."""
-        self.sent += (self.size - 1) * tensor.nbytes if self.rank == 0 else 0
+        self.bytes_sent += (self.size - 1) * tensor.nbytes if self.rank == 0 else 0
         return self._move(dist.broadcast, tensor, src=0)
 
     def total(self, tensor: Tensor) -> Tensor:
         """The sum over all ranks, at rank 0; the others get a tensor without meaning."""
-        self.sent += tensor.nbytes if self.rank else 0
+        self.bytes_sent += tensor.nbytes if self.rank else 0
         return self._move(dist.reduce, tensor.contiguous(), dst=0)
 
     def gather(self, tensor: Tensor) -> list[Tensor]:
         """The tensors of all ranks, of one shape and on the CPU, at rank 0; the others get none."""
-        self.sent += tensor.nbytes if self.rank else 0
+        self.bytes_sent += tensor.nbytes if self.rank else 0
         parts = [torch.empty_like(tensor) for _ in range(self.size)] if self.rank == 0 else []
         self._do(dist.gather, tensor, parts or None, dst=0, group=self._gloo, async_op=True)
         return parts
+
+    def exchange(self, what: str, value: str) -> list[str]:
+        """Short texts of all ranks, all of which call this at the same point."""
+        return self.life.gather(what, value)
 
     def _move(self, operation: Any, tensor: Tensor, **to: int) -> Tensor:
         direct = tensor.device.type == "cpu" or self._nccl is not None

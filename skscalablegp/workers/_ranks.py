@@ -22,7 +22,7 @@ from .._clock import watched
 from ._fingerprint import check_same, fingerprint
 from ._group import Group
 from ._interrupts import interrupts_wait
-from ._life import RankError
+from ._life import Life, RankError
 
 # A task's description travels in one message of this size, and a second one if it is larger.
 _HEADER = 2048
@@ -41,9 +41,9 @@ def leading() -> Ranks | None:
 
 
 @contextmanager
-def alone() -> Iterator[None]:
-    """No tasks are given to other ranks inside the context."""
-    token = _LEADING.set(None)
+def led(ranks: Ranks | None) -> Iterator[None]:
+    """The ranks wait for tasks inside the context; if None, no tasks are given to others."""
+    token = _LEADING.set(ranks)
     try:
         yield
     finally:
@@ -51,13 +51,12 @@ def alone() -> Iterator[None]:
 
 
 class Held:
-    """A tensor that all ranks keep for as long as this object lives at rank 0."""
+    """A tensor that the other ranks keep for as long as this object lives at rank 0."""
 
-    def __init__(self, number: int):
-        self.number = number
+    number: int
 
 
-class Ranks:
+class Ranks(Group):
     """The processes that share fits and predictions.
 
     Rank 0 runs the methods of estimators. During a call the others wait for its tasks, and at the
@@ -77,30 +76,18 @@ class Ranks:
         sum counts once at each other rank.
     """
 
-    def __init__(self, group: Group, rows: str = "replicated"):
-        self._group, self.rows = group, rows
-        # With rows of their own, the arguments that this rank has passed to the fit under way.
+    def __init__(self, life: Life, timeout: float, rows: str = "replicated"):
+        super().__init__(life, timeout)
+        self.rows = rows
+        # The arguments that this rank has passed to the fit under way.
         self.arguments: Call | None = None
         # The others keep what rank 0 has; there it ends with its last use.
-        self._objects: Any = {} if group.rank else weakref.WeakValueDictionary()
-        self._sent: dict[int, tuple[Any, Held]] = {}
+        self._objects: Any = {} if self.rank else weakref.WeakValueDictionary()
         self._held: weakref.WeakValueDictionary[str, Held] = weakref.WeakValueDictionary()
         self._numbers = itertools.count()
         self._dropped: list[int] = []
         self._lock = threading.RLock()
         self.broken, self.tasks = False, 0
-
-    @property
-    def rank(self) -> int:
-        return self._group.rank
-
-    @property
-    def size(self) -> int:
-        return self._group.size
-
-    @property
-    def bytes_sent(self) -> int:
-        return self._group.sent
 
     # ------------------------------------------------------------------ methods of estimators
 
@@ -113,74 +100,53 @@ class Ranks:
             if own and method.__name__ not in _FITS:
                 # Predictions of a rank's own rows concern no other rank.
                 return method(estimator, *args, **kwargs)
-            said = fingerprint(method, estimator, args, kwargs, own)
-            found = self._group.life.gather("call", said)
+            found = self.exchange("call", fingerprint(method, estimator, args, kwargs, own))
             try:
                 check_same(found)
             except RankError:
                 # Rank 0 may keep the store, which must not end before the others have read it.
                 with suppress(RankError):
-                    self._group.life.gather("difference", "")
+                    self.exchange("difference", "")
                 raise
-            answer = self._lead if self.rank == 0 else self._follow
-            if not own:
-                return answer(method, estimator, args, kwargs)
+
+            def run() -> tuple[dict[str, Any], list]:
+                before = dict(vars(estimator))
+                result = method(estimator, *args, **kwargs)
+                return _changes(estimator, before), [] if result is estimator else [result]
+
             # A fit that fails leaves the estimators of all ranks as they were.
             reads = copy(estimator) if self.rank else estimator
             self.arguments = Call(method, reads, args, kwargs)
             try:
-                return answer(method, estimator, args, kwargs)
+                changes, results = self.lead(run)
             finally:
                 self.arguments = None
+            if self.rank:
+                _apply(estimator, changes)
+            return results[0] if results else estimator
 
-    def lead(self, work: Callable[[], T]) -> T | None:
+    def lead(self, work: Callable[[], T]) -> T:
         """Run a function at rank 0, for whose fits and predictions the others compute.
 
-        Nothing is compared, because the others need no data. They return None, or raise the error
-        of rank 0.
+        All ranks return its result, or raise its error.
         """
         with self._failing_together(), called(None):
-            if self.rank == 0:
-                with self._leading():
-                    result = work()
-                self._end(("done", None, False, None))
+            if self.rank:
+                with interrupts_wait(dropped=1):
+                    error, result = self._serve()
+                if error is not None:
+                    raise error
                 return result
-            self._served()
-            return None
-
-    @contextmanager
-    def _leading(self) -> Iterator[None]:
-        token = _LEADING.set(self)
-        try:
-            yield
-        except RankError:
-            raise
-        except BaseException as error:
-            self._end(("error", _portable(error)))
-            raise
-        finally:
-            _LEADING.reset(token)
-
-    def _lead(self, method: Callable, estimator: Any, args: tuple, kwargs: dict) -> Any:
-        before = dict(vars(estimator))
-        with self._leading():
-            result = method(estimator, *args, **kwargs)
-        itself = result is estimator
-        self._end(("done", _changes(estimator, before), itself, None if itself else result))
-        return result
-
-    def _follow(self, method: Callable, estimator: Any, args: tuple, kwargs: dict) -> Any:
-        _, changes, itself, result = self._served()
-        _apply(estimator, changes)
-        return estimator if itself else result
-
-    def _served(self) -> tuple:
-        """Serve the tasks of a call of rank 0, and return what has become of it."""
-        with interrupts_wait(dropped=1):
-            outcome = self._serve()
-        if outcome[0] == "error":
-            raise outcome[1]
-        return outcome
+            try:
+                with led(self):
+                    result = work()
+            except RankError:
+                raise
+            except BaseException as error:
+                self.together(_ended, _portable(error), None)
+                raise
+            self.together(_ended, None, result)
+            return result
 
     @contextmanager
     def _failing_together(self) -> Iterator[None]:
@@ -212,20 +178,8 @@ class Ranks:
             dropped = [self._dropped.pop() for _ in range(len(self._dropped))]
             self._send((work, args, specs, dropped))
             for tensor in tensors:
-                self._group.broadcast(tensor)
+                self.broadcast(tensor)
             return self._own_part(work, args, tensors)
-
-    def total(self, tensor: Tensor) -> Tensor:
-        """The sum of the tensors of all ranks, at rank 0."""
-        return self._group.total(tensor)
-
-    def gather(self, tensor: Tensor) -> list[Tensor]:
-        """The tensors of all ranks, which have the same shape, at rank 0; the others get none."""
-        return self._group.gather(tensor)
-
-    def exchange(self, what: str, value: str) -> list[str]:
-        """Short texts of all ranks, all of which call this at the same point."""
-        return self._group.life.gather(what, value)
 
     def keep(self, number: int, value: Any) -> None:
         """Keep an object of this rank under a number."""
@@ -235,37 +189,26 @@ class Ranks:
         """The object that this rank keeps under a number."""
         return self._objects[number]
 
-    def new_number(self) -> int:
-        """A number for an object that is to be kept."""
-        return next(self._numbers)
-
-    def own(self, owner: Any, number: int) -> None:
-        """The other ranks drop the object with this number when `owner` ends at rank 0."""
-        weakref.finalize(owner, self._dropped.append, number).atexit = False
-
     def number_for(self, owner: Any) -> int:
         """A new number; the other ranks drop its object when `owner` ends at rank 0."""
-        number = self.new_number()
-        self.own(owner, number)
+        number = next(self._numbers)
+        weakref.finalize(owner, self._dropped.append, number).atexit = False
+        return number
+
+    def place(self, owner: Any, make: Callable, *args: Any, tensors: Sequence[Tensor] = ()) -> int:
+        """The number under which the others have ``make(ranks, *args, *tensors)`` with `owner`."""
+        number = self.number_for(owner)
+        self.together(_place, number, make, args, tensors=tensors)
         return number
 
     def held(self, tensor: Tensor) -> Held:
-        """A tensor that all ranks keep; one with the same entries is not sent again."""
+        """A tensor that the others keep; one with the same entries is not sent again."""
         digest = f"{joblib.hash(tensor.detach().cpu().numpy())} {tensor.device.type}"
         found = self._held.get(digest)
         if found is None:
-            self._held[digest] = found = Held(self.new_number())
-            self.own(found, found.number)
-            self.together(_keep, found.number, tensors=[tensor])
+            self._held[digest] = found = Held()
+            found.number = self.place(found, _itself, tensors=[tensor])
         return found
-
-    def spread(self, tensor: Tensor) -> int:
-        """The number under which all ranks keep a tensor, which is sent once."""
-        known = self._sent.get(id(tensor))
-        if known is None or known[0]() is not tensor:
-            known = self._sent[id(tensor)] = weakref.ref(tensor), self.held(tensor)
-            weakref.finalize(tensor, self._sent.pop, id(tensor), None).atexit = False
-        return known[1].number
 
     def _own_part(self, work: Callable, args: tuple, tensors: list[Tensor]) -> Any:
         try:
@@ -274,45 +217,38 @@ class Ranks:
             raise
         except BaseException as error:
             kind = type(error).__name__
-            said = self._group.life.fail(f"rank {self.rank} failed with {kind}: {error}")
+            said = self.life.fail(f"rank {self.rank} failed with {kind}: {error}")
             raise RankError(said) from error
 
     def _serve(self) -> tuple:
+        """Serve the tasks of a call of rank 0; returns its error and its result."""
         while True:
             work, args, specs, dropped = self._receive()
             for number in dropped:
                 self._objects.pop(number, None)
-            device = self._group.device
-            tensors = [torch.empty(s, dtype=t, device=device(kind)) for s, t, kind in specs]
+            tensors = [torch.empty(s, dtype=t, device=self.device(kind)) for s, t, kind in specs]
             for tensor in tensors:
-                self._group.broadcast(tensor)
-            if work is None:
-                return pickle.loads(tensors[0].numpy().tobytes())
+                self.broadcast(tensor)
+            if work is _ended:
+                return args
             self._own_part(work, args, tensors)
-
-    def _end(self, outcome: tuple) -> None:
-        """Send the others what has become of the call."""
-        with self._lock, interrupts_wait(), self._failing_together():
-            payload = torch.from_numpy(np.frombuffer(pickle.dumps(outcome), np.uint8).copy())
-            self._send((None, (), [(tuple(payload.shape), payload.dtype, "cpu")], []))
-            self._group.broadcast(payload)
 
     def _send(self, task: tuple) -> None:
         data = np.frombuffer(pickle.dumps(task), np.uint8)
         first, rest = np.zeros(_HEADER, np.uint8), data[_HEADER - 8 :]
         first[:8] = np.frombuffer(np.int64(len(data)).tobytes(), np.uint8)
         first[8 : 8 + len(data)] = data[: _HEADER - 8]
-        self._group.broadcast(torch.from_numpy(first))
+        self.broadcast(torch.from_numpy(first))
         if len(rest):
-            self._group.broadcast(torch.from_numpy(rest.copy()))
+            self.broadcast(torch.from_numpy(rest.copy()))
 
     def _receive(self) -> tuple:
-        first = self._group.broadcast(torch.empty(_HEADER, dtype=torch.uint8)).numpy().tobytes()
+        first = self.broadcast(torch.empty(_HEADER, dtype=torch.uint8)).numpy().tobytes()
         size = int(np.frombuffer(first[:8], np.int64)[0])
         data = first[8 : 8 + size]
         if size > len(data):
             rest = torch.empty(size - len(data), dtype=torch.uint8)
-            data += self._group.broadcast(rest).numpy().tobytes()
+            data += self.broadcast(rest).numpy().tobytes()
         return pickle.loads(data)
 
 
@@ -327,9 +263,17 @@ def gathered(ranks: Ranks, answer: Any) -> list[Any]:
     return [pickle.loads(part[:size].numpy().tobytes()) for part, size in parts]
 
 
-def _keep(ranks: Ranks, number: int, tensor: Tensor) -> None:
+def _ended(ranks: Ranks, error: BaseException | None, result: Any) -> None:
+    """What has become of the call of rank 0."""
+
+
+def _place(ranks: Ranks, number: int, make: Callable, args: tuple, *tensors: Tensor) -> None:
     if ranks.rank:
-        ranks.keep(number, tensor)
+        ranks.keep(number, make(ranks, *args, *tensors))
+
+
+def _itself(ranks: Ranks, tensor: Tensor) -> Tensor:
+    return tensor
 
 
 def _changes(estimator: Any, before: dict[str, Any]) -> dict[str, Any]:

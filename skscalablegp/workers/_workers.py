@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ._ranks import Ranks, alone, gathered, leading
+from ._ranks import Ranks, gathered, leading, led
 
 try:
     # Kernels that are defined in a script can then be sent to joblib's processes.
@@ -279,13 +279,14 @@ class RankWorkers(Workers):
     Attributes
     ----------
     ranks : Ranks
-    sizes : sequence of int
+    sizes : list of int
         The numbers of rows of the ranks, where these have different ones.
     """
 
-    def __init__(self, ranks: Ranks, number: int, own: Any, sizes: Sequence[int] = ()):
+    def __init__(self, ranks: Ranks, own: Any = None, number: int | None = None):
         super().__init__(own)
-        self.ranks, self.sizes, self._number = ranks, sizes, number
+        self.ranks, self.sizes = ranks, []
+        self._number = ranks.number_for(self) if number is None else number
 
     @classmethod
     def of(
@@ -298,12 +299,10 @@ class RankWorkers(Workers):
         """
 
         def place(own: Any, ranks: Ranks) -> tuple[int, list]:
-            (make, *args), tensors, keep = (described or _copied)(own, ranks)
-            number = ranks.number_for(own)
-            ranks.together(_make, number, make, args, tensors=tensors)
-            return number, keep
+            made, tensors, keep = (described or _copied)(own, ranks)
+            return ranks.place(own, *made, tensors=tensors), keep
 
-        return cls(ranks, _placed(own, ranks, place)[0], own)
+        return cls(ranks, own, _placed(own, ranks, place)[0])
 
     @classmethod
     def read(cls, ranks: Ranks, make: Callable[..., Any], *args: Any) -> RankWorkers:
@@ -314,24 +313,22 @@ class RankWorkers(Workers):
         ValueError
             If one rank refuses its arguments, which the message names.
         """
-        number = ranks.new_number()
-        own, said, sizes = ranks.together(_read, number, make, args)
-        refused = [f"rank {rank}: {why}" for rank, why in enumerate(said) if why]
-        if refused:
-            raise ValueError(f"The rows of {refused[0]}")
-        return cls(ranks, number, own, sizes)._dropped_with_this()
-
-    def _dropped_with_this(self) -> RankWorkers:
-        self.ranks.own(self, self._number)
-        return self
+        read = cls(ranks)
+        read.own, found = ranks.together(_read, read._number, make, args)
+        for rank, size in enumerate(found):
+            if isinstance(size, str):
+                raise ValueError(f"The rows of rank {rank}: {size}")
+        read.sizes = found
+        return read
 
     def put(self, make, *args, rows: Any = None, tensors=()) -> RankWorkers:
         """As in the base class; of some rows by ascending number, ``make(own, rows, *args)``."""
-        number, sizes = self.ranks.new_number(), self.sizes
-        own = self._run(partial(_keep, number=number), make, args, rows, tensors=tensors)
+        made = RankWorkers(self.ranks)
+        end = partial(_keep, number=made._number)
+        made.own, made.sizes = self._run(end, make, args, rows, tensors=tensors), self.sizes
         if rows is not None:
-            sizes = np.diff(np.searchsorted(rows, self._ends)).tolist()
-        return RankWorkers(self.ranks, number, own, sizes)._dropped_with_this()
+            made.sizes = np.diff(np.searchsorted(rows, self._ends)).tolist()
+        return made
 
     def call(self, work, *args, along=(), tensors=()):
         return self._answers(work, args, None, along, tensors)
@@ -363,8 +360,8 @@ class RankWorkers(Workers):
     def _answers(self, work, args, *given) -> list[Any]:
         found = self._run(_gathered, work, args, *given)
         for answer in found:
-            if isinstance(answer, _Failed):
-                raise answer.error
+            if isinstance(answer, Exception):
+                raise answer
         return found
 
     def _run(self, end, work, args, rows=None, along=(), tensors=()) -> Any:
@@ -383,34 +380,21 @@ def _copied(thing: Any, ranks: Ranks) -> tuple:
 # ---------------------------------------------------------------- on all ranks
 
 
-@dataclass(frozen=True)
-class _Failed:
-    """The answer of a rank whose work has failed."""
-
-    error: Exception
-
-
-def _make(ranks: Ranks, number: int, make: Callable, args: list, *tensors: Tensor) -> None:
-    if ranks.rank:
-        ranks.keep(number, make(ranks, *args, *tensors))
-
-
 def _copy(ranks: Ranks, data: bytes, arrays: list[int]) -> Any:
     return _unpacked(data, *(ranks.kept(k).numpy() for k in arrays))
 
 
-def _read(ranks: Ranks, number: int, make: Callable, args: tuple) -> tuple[Any, list, list]:
-    made, why = None, ""
+def _read(ranks: Ranks, number: int, make: Callable, args: tuple) -> tuple[Any, list[int | str]]:
+    """What this rank has read, and at rank 0 for each rank the number of its rows or an error."""
+    made: Any = None
+    said: int | str
     try:
         made = make(ranks.arguments, *args)
+        said = len(made)
     except (ValueError, TypeError) as error:
         # The rank waits for the error of rank 0, which is that of all.
-        why = str(error)
-    said = ranks.exchange("rows", f"{0 if made is None else len(made)} {why}")
-    found = [text.partition(" ") for text in said]
-    if not any(why for *_, why in found):
-        _keep(ranks, lambda: made, number)
-    return made, [why for *_, why in found], [int(size) for size, *_ in found]
+        said = str(error)
+    return _keep(ranks, lambda: made, number), gathered(ranks, said)
 
 
 def _run(
@@ -454,10 +438,10 @@ def _summed(ranks: Ranks, answer: Callable[[], Sums]) -> Sums:
 
 def _gathered(ranks: Ranks, answer: Callable[[], Any]) -> list[Any]:
     found: Any
-    with alone():
+    with led(None):
         try:
             found = answer()
         except Exception as error:
             # All ranks go on; rank 0 raises it.
-            found = _Failed(error)
+            found = error
     return gathered(ranks, found)

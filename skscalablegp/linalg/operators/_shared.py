@@ -173,7 +173,8 @@ class SharedCross(CrossOperator):
 def _described(op: SharedOperator, ranks: Ranks) -> tuple:
     known = [] if op.extra_noise is None else [op.extra_noise]
     settings = {"keep": op._keep, "products": op.products, "tile": op._tile_rows}
-    return (_build, op.kernel, op.theta, ranks.spread(op.X), settings), known, []
+    rows = ranks.held(op.X)
+    return (_build, op.kernel, op.theta, rows.number, settings), known, [rows]
 
 
 def _build(
