@@ -83,9 +83,7 @@ class Checkpoint:
         parts = parts_of(call)
         # A file of other versions or another device belongs to this fit, and is refused.
         fit = f"{type(call.estimator).__name__}-{digest_of(parts)}"
-        place = {f"version of {name}": found for name, found in versions().items()}
-        place["device"] = str(device)
-        self._parts = parts | {name: [value, value] for name, value in place.items()}
+        self._parts = parts | versions() | {"device": [str(device), str(device)]}
         self._warn, self.resumed = warn, 0.0
         self.path = Path(folder) / f"{fit}.safetensors"
         found: dict[str, Any] = {}

@@ -1,60 +1,50 @@
-"""Ranks on the workers of a cluster: where they meet, and how long they wait for one another."""
+"""What the workers of a cluster do for a fit: where its ranks meet, and what each of them does."""
 
 from __future__ import annotations
 
+import json
 import os
 import socket
-import threading
-import uuid
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+import warnings
 from datetime import timedelta
-from typing import Any
+from typing import Any, NamedTuple
 
-import psutil
-import torch.distributed as dist
+import numpy as np
+from dask.sizeof import sizeof
 from distributed import get_worker
 from distributed.comm import get_address_host
-from torch.distributed import PrefixStore, TCPStore
+from torch.distributed import TCPStore
 
-from .._clock import now
-from ..workers import RankError, Ranks, met_at, threads, versions
+from .._validation import check_memory
+from ..workers import Life, RankError, Ranks, differing, met_at, threads, versions
 
-_INTERFACE = "GLOO_SOCKET_IFNAME"
-
-# In a worker: the stores that it keeps for other workers, and a lock, since a process has one
-# process group at a time.
-_STORES: dict[str, TCPStore] = {}
-_ONE_AT_A_TIME = threading.Lock()
+# In a worker: the key-value stores that it keeps for the ranks of fits, by port.
+_STORES: dict[int, TCPStore] = {}
 
 
-@dataclass(frozen=True)
-class Session:
+class Session(NamedTuple):
     """One group of ranks.
 
     Attributes
     ----------
     workers : tuple of str
         The addresses of the workers, by rank.
-    timeout : float
+    port : int
+        Of torch's key-value store, which the worker of rank 0 keeps.
+    versions : dict of str to list
+        Those of the client.
+    timeout, patience : float
         Seconds, as in `distribute`.
     rows : {"replicated", "own"}
         As in `distribute`.
-    patience : float
-        Seconds that ranks wait for one whose worker is alive but busy with other tasks.
-    port : int
-        Of torch's key-value store, which the worker of rank 0 keeps.
-    key : str
-        Distinguishes the session from others.
     """
 
     workers: tuple[str, ...]
+    port: int
+    versions: dict[str, list[str]]
     timeout: float
-    rows: str = "replicated"
-    patience: float = 1800.0
-    port: int = 0
-    key: str = field(default_factory=lambda: uuid.uuid4().hex)
+    patience: float
+    rows: str
 
     def named(self, rank: int) -> str:
         """A rank in messages."""
@@ -64,93 +54,102 @@ class Session:
 # ---------------------------------------------------------------- called on workers by the client
 
 
-def described() -> dict[str, Any]:
-    """The process of a worker, and the versions that it runs."""
-    return {"process": f"{socket.gethostname()} {os.getpid()}", "versions": versions()}
-
-
-def opened(key: str, address: str) -> int:
+def opened(address: str) -> int:
     """Open the store of a session on this worker, and return its port."""
-    host = get_address_host(address)
-    _STORES[key] = store = TCPStore(host, 0, None, True, wait_for_workers=False)
+    store = TCPStore(get_address_host(address), 0, None, True, wait_for_workers=False)
+    _STORES[store.port] = store
     return int(store.port)
 
 
-def closed(key: str, why: str = "") -> None:
-    """Close the store, after telling ranks that wait for others why these will not come."""
-    store = _STORES.get(key) if why else _STORES.pop(key, None)
+def closed(port: int, why: str = "") -> None:
+    """Close the store, or tell the ranks why the fit has ended."""
+    store = _STORES.get(port) if why else _STORES.pop(port, None)
     if store is not None and why:
-        PrefixStore(key, store).set("failed", why)
+        store.set("failed", why)
+
+
+def described(part: dict[str, Any]) -> tuple[int, int]:
+    """The number of rows and of bytes of a partition."""
+    return n_rows(part), sizeof(part)
+
+
+def n_rows(part: dict[str, Any]) -> int:
+    """The number of rows of a partition."""
+    return len(next(iter(part.values())))
 
 
 # ---------------------------------------------------------------- ranks
 
 
-@contextmanager
-def joined(session: Session, rank: int) -> Iterator[Ranks]:
-    """Meet the other ranks of a session, from a task of its worker."""
-    worker = get_worker()
-    host = get_address_host(session.workers[0])
-    wait = timedelta(seconds=session.timeout)
-    with _ONE_AT_A_TIME, _interface(worker.address), threads(worker.state.nthreads):
-        try:
-            store = PrefixStore(session.key, TCPStore(host, session.port, None, False, wait))
-        except RuntimeError as error:
-            raise RankError(f"{session.named(0)} cannot be reached at {host}") from error
-        _wait_for_all(session, rank, store)
-        size = len(session.workers)
-        dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=wait)
-        try:
-            given = session.timeout, session.rows, session.patience
-            with met_at(PrefixStore("context", store), *given) as ranks:
-                yield ranks
-        finally:
-            dist.destroy_process_group()
+def fitted_at(
+    session: Session,
+    rank: int,
+    parts: list[dict[str, Any]],
+    estimator: Any,
+    settings: dict[str, Any],
+) -> Any:
+    """Take part in a fit with some partitions: all at rank 0, or those that stay at each rank.
 
-
-def _wait_for_all(session: Session, rank: int, store: Any) -> None:
-    """Wait until all ranks run, which may be busy with other tasks before."""
-    keys = [f"here {k}" for k in range(len(session.workers))]
-    begun, pause, waiting = now(), 0.005, threading.Event()
-    try:
-        store.set(keys[rank], "")
-        while not store.check(keys):
-            if store.check(["failed"]):
-                raise RankError(store.get("failed").decode())
-            if now() - begun > session.patience:
-                missing = [k for k, key in enumerate(keys) if not store.check([key])]
-                raise RankError(
-                    f"{session.named(missing[0])} has not started within {session.patience:g} s: "
-                    "other tasks keep its threads busy."
-                )
-            waiting.wait(pause)
-            pause = min(2 * pause, 0.5)
-    except RankError:
-        raise
-    except RuntimeError as error:
-        raise RankError(f"{session.named(0)} has ended or cannot be reached") from error
-
-
-@contextmanager
-def _interface(address: str) -> Iterator[None]:
-    """Let gloo talk over the interface by which Dask reaches this worker.
-
-    By itself it takes that of the machine's host name, which is often a loopback address.
+    Rank 0 returns the model, and the warnings of the fit, which the caller repeats.
     """
-    if _INTERFACE in os.environ:
-        yield
-        return
-    host = get_address_host(address)
-    names = [
-        name
-        for name, addresses in psutil.net_if_addrs().items()
-        if any(known.address == host for known in addresses)
-    ]
-    if not names:
-        yield
-        return
-    os.environ[_INTERFACE] = names[0]
+    worker, models = get_worker(), []
+
+    def fit() -> None:
+        models.append(estimator.fit(**_below(parts), **settings))
+
+    with (
+        threads(worker.state.nthreads),
+        met_at(_life(session, rank), session.rows, get_address_host(worker.address)) as ranks,
+        warnings.catch_warnings(record=True) as said,
+    ):
+        _check_workers(session, ranks)
+        warnings.simplefilter("always")
+        fit() if session.rows == "own" else ranks.lead(fit)
+        # All ranks with rows have the same model.
+        return (None, []) if rank else (models[0], [warning.message for warning in said])
+
+
+def _life(session: Session, rank: int) -> Life:
+    names = [session.named(number) for number in range(len(session.workers))]
+    host, limit = get_address_host(session.workers[0]), timedelta(seconds=session.timeout)
     try:
-        yield
-    finally:
-        del os.environ[_INTERFACE]
+        store = TCPStore(host, session.port, None, False, limit)
+    except RuntimeError as error:
+        raise RankError(f"{names[0]} cannot be reached at {host}") from error
+    return Life(store, rank, len(names), session.timeout, session.patience, names)
+
+
+def _check_workers(session: Session, ranks: Ranks) -> None:
+    """Raise unless all workers have the client's versions, in processes of their own."""
+    own = json.dumps([f"{socket.gethostname()} {os.getpid()}", versions()])
+    found = [json.loads(text) for text in ranks.exchange("worker", own)]
+    places = {f"at {worker}": its for worker, (_, its) in zip(session.workers, found, strict=True)}
+    if said := differing({"here": session.versions} | places):
+        raise RankError(f"{said}: install the same versions on all machines.")
+    if len({process for process, _ in found}) < len(found):
+        raise ValueError(
+            f"Some of the workers {', '.join(session.workers)} share a process, but every rank "
+            "needs its own: use LocalCluster(processes=True), or one worker."
+        )
+
+
+def _below(parts: list[dict[str, Any]]) -> dict[str, Any]:
+    """Partitions in order, one below the other."""
+    parts = [part for part in parts if n_rows(part)]
+    check_memory(
+        sum(map(sizeof, parts)),
+        "The table of a worker",
+        "use fewer rows, float32, or workers with more memory",
+        get_worker().memory_manager.memory_limit,
+    )
+    return {name: _concatenated([part[name] for part in parts]) for name in parts[0]}
+
+
+def _concatenated(parts: list[Any]) -> Any:
+    if len(parts) == 1:
+        return parts[0]
+    if isinstance(parts[0], np.ndarray):
+        return np.concatenate(parts)
+    from dask.dataframe.dispatch import concat
+
+    return concat(parts)

@@ -5,12 +5,14 @@ started together, for example by torchrun. Rank 0 trains the model; products wit
 are computed by all ranks.
 """
 
+from ._distribute import check_settings as check_settings
 from ._distribute import distribute as distribute
 from ._distribute import met_at as met_at
 from ._fingerprint import call_parts as call_parts
 from ._fingerprint import differing as differing
 from ._fingerprint import fitted_parts as fitted_parts
 from ._fingerprint import versions as versions
+from ._life import Life as Life
 from ._life import RankError as RankError
 from ._pool import map_in_order as map_in_order
 from ._pool import n_workers as n_workers

@@ -5,11 +5,10 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import timedelta
 from typing import Any
 
 import torch.distributed as dist
-from torch.distributed import HashStore, PrefixStore, TCPStore
+from torch.distributed import HashStore, PrefixStore
 
 from .._calls import called
 from .._validation import check_number
@@ -18,8 +17,6 @@ from ._ranks import Ranks
 
 # What launchers set for `torch.distributed.init_process_group`.
 _VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-# What distinguishes the runs that share torchrun's store, and their restarts.
-_RUN = ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT")
 
 
 @contextmanager
@@ -63,8 +60,7 @@ def distribute(
         initialised. Inside the context also if the ranks differ in data, columns, parameters,
         versions or calls: the message names the difference and the rank. Also if a rank has ended:
         the others name it, and the context cannot be used any more. Also for an initialised process
-        group of several ranks if the variables MASTER_ADDR and MASTER_PORT do not name a key-value
-        store of torch (`torch.distributed.TCPStore`).
+        group of several ranks that have met in a file instead of a `torch.distributed.TCPStore`.
     ValueError
         For a `timeout` or `patience` that is not positive, or another value of `rows`. Inside the
         context also for estimators that need all rows in one process, and if one rank refuses its
@@ -103,6 +99,19 @@ def distribute(
     (1, True)
     >>> dist.destroy_process_group()
     """
+    check_settings(timeout, rows, patience)
+    started = _initialise()
+    try:
+        rank, size = dist.get_rank(), dist.get_world_size()
+        with met_at(Life(_store(), rank, size, float(timeout), float(patience)), rows) as ranks:
+            yield ranks
+    finally:
+        if started:
+            dist.destroy_process_group()
+
+
+def check_settings(timeout: float, rows: str, patience: float) -> None:
+    """Refuse other settings than those of `distribute`."""
     check_number("timeout", timeout, positive=True, example=30.0)
     check_number("patience", patience, positive=True, example=1800.0)
     if rows not in ("replicated", "own"):
@@ -110,23 +119,15 @@ def distribute(
             f'rows must be "replicated", all rows at each rank, or "own", other rows at each; got '
             f"{rows!r}."
         )
-    started = _initialise()
-    try:
-        with met_at(_store(float(timeout)), float(timeout), rows, float(patience)) as ranks:
-            yield ranks
-    finally:
-        if started:
-            dist.destroy_process_group()
 
 
 @contextmanager
-def met_at(store: Any, timeout: float, rows: str, patience: float) -> Iterator[Ranks]:
-    """The context of all ranks of a process group that have the same key-value store."""
-    life = Life(store, dist.get_rank(), dist.get_world_size(), timeout, patience)
-    life.begin()
+def met_at(life: Life, rows: str, host: str = "") -> Iterator[Ranks]:
+    """The context of all ranks with the same key-value store; `host` as in `Group`."""
     why, ranks = "it failed to start", None
     try:
-        ranks = Ranks(life, timeout, rows)
+        life.begin()
+        ranks = Ranks(life, rows, host)
         with called(ranks.call):
             yield ranks
         why = ""
@@ -139,27 +140,19 @@ def met_at(store: Any, timeout: float, rows: str, patience: float) -> Iterator[R
             ranks.close(broken=bool(why))
 
 
-def _store(timeout: float) -> PrefixStore:
-    """A part of the launcher's store that is new for this context."""
-    rank, shared = dist.get_rank(), _reached(timeout)
-    run = " ".join(os.environ.get(name, "") for name in _RUN)
-    # All ranks enter their contexts in the same order.
-    number = PrefixStore(f"skscalablegp {run}", shared).add(f"contexts of {rank}", 1)
-    return PrefixStore(f"skscalablegp {run}/{number}", shared)
-
-
-def _reached(timeout: float) -> Any:
+def _store() -> Any:
+    """A part of the process group's store that is new for this context."""
     if dist.get_world_size() == 1:
         return HashStore()
-    address, port = (os.environ.get(name) for name in ("MASTER_ADDR", "MASTER_PORT"))
-    remedy = "start the program by torchrun, or set MASTER_ADDR and MASTER_PORT to the address of a"
-    if not address or not port:
-        raise RuntimeError(f"distribute() needs a key-value store: {remedy} TCPStore of torch.")
-    try:
-        return TCPStore(address, int(port), None, False, timedelta(seconds=timeout))
-    except (RuntimeError, ValueError) as error:
-        said = f"distribute() found no key-value store at {address}:{port}"
-        raise RuntimeError(f"{said}: {remedy} TCPStore of torch.") from error
+    shared = dist.distributed_c10d._get_default_store()
+    if not shared.has_extended_api():
+        raise RuntimeError(
+            "distribute() needs a key-value store that tells which keys it has: start the program "
+            "by torchrun, or initialise the process group with a torch.distributed.TCPStore."
+        )
+    # All ranks enter their contexts in the same order.
+    number = PrefixStore("skscalablegp", shared).add(f"contexts of {dist.get_rank()}", 1)
+    return PrefixStore(f"skscalablegp/{number}", shared)
 
 
 def _initialise() -> bool:

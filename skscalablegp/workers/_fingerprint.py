@@ -26,9 +26,10 @@ _SMALL = 2**20
 _SHOWN, _LISTED = 40, 4
 
 
-def versions() -> dict[str, str]:
-    """The versions that decide results, of packages and of Python."""
-    return {name: version(name) for name in _PACKAGES} | {"Python": platform.python_version()}
+def versions() -> dict[str, list[str]]:
+    """The versions that decide results, of packages and of Python, as parts of a fingerprint."""
+    found = {name: version(name) for name in _PACKAGES} | {"Python": platform.python_version()}
+    return {f"version of {name}": [value, value] for name, value in found.items()}
 
 
 def fingerprint(
@@ -40,8 +41,7 @@ def fingerprint(
     dimensions are compared.
     """
     found = call_parts(method, estimator, args, kwargs, _OWN, own)
-    found |= {f"version of {name}": _described(value) for name, value in versions().items()}
-    return json.dumps(found | fitted_parts(estimator))
+    return json.dumps(found | versions() | fitted_parts(estimator))
 
 
 def call_parts(

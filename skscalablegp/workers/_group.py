@@ -12,6 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed import PrefixStore
 
 from ._life import Life, RankError
 
@@ -27,6 +28,13 @@ class Group:
     Tensors of a GPU travel by nccl if each rank has a GPU of its own, otherwise through the memory
     of the machines by gloo.
 
+    Parameters
+    ----------
+    life : Life
+    host : str, optional
+        The address of this machine by which others reach it, unless GLOO_SOCKET_IFNAME says so;
+        by default that of the machine's name, which is often a loopback address.
+
     Attributes
     ----------
     bytes_sent : int
@@ -34,13 +42,14 @@ class Group:
         counts once at each other rank.
     """
 
-    def __init__(self, life: Life, timeout: float):
+    def __init__(self, life: Life, host: str = ""):
         self.rank, self.size, self.life, self.bytes_sent = life.rank, life.size, life, 0
-        self._gloo = dist.new_group(backend="gloo", timeout=_WHILE_ALIVE)
-        self._nccl = None
+        self._gloo: Any = _gloo(life, host)
+        self._nccl: Any = None
         places = self.exchange("place", _place())
         if all(places) and len(set(places)) == self.size and dist.is_nccl_available():
-            self._nccl = dist.new_group(backend="nccl", timeout=timedelta(seconds=timeout))
+            limit = timedelta(seconds=life.timeout)
+            self._nccl = dist.ProcessGroupNCCL(*_member("nccl", life), limit)
 
     def device(self, kind: str) -> torch.device:
         """The device of this kind that belongs to this rank."""
@@ -52,35 +61,35 @@ class Group:
     def broadcast(self, tensor: Tensor) -> Tensor:
         """The tensor of rank 0 on all ranks, written into `tensor`, which is contiguous."""
         self.bytes_sent += (self.size - 1) * tensor.nbytes if self.rank == 0 else 0
-        return self._move(dist.broadcast, tensor, src=0)
+        return self._move("broadcast", tensor)
 
     def total(self, tensor: Tensor) -> Tensor:
         """The sum over all ranks, at rank 0; the others get a tensor without meaning."""
         self.bytes_sent += tensor.nbytes if self.rank else 0
-        return self._move(dist.reduce, tensor.contiguous(), dst=0)
+        return self._move("reduce", tensor.contiguous())
 
     def gather(self, tensor: Tensor) -> list[Tensor]:
         """The tensors of all ranks, of one shape and on the CPU, at rank 0; the others get none."""
         self.bytes_sent += tensor.nbytes if self.rank else 0
         parts = [torch.empty_like(tensor) for _ in range(self.size)] if self.rank == 0 else []
-        self._do(dist.gather, tensor, parts or None, dst=0, group=self._gloo, async_op=True)
+        self._do(self._gloo.gather, parts, tensor)
         return parts
 
     def exchange(self, what: str, value: str) -> list[str]:
         """Short texts of all ranks, all of which call this at the same point."""
         return self.life.gather(what, value)
 
-    def _move(self, operation: Any, tensor: Tensor, **to: int) -> Tensor:
+    def _move(self, operation: str, tensor: Tensor) -> Tensor:
         direct = tensor.device.type == "cpu" or self._nccl is not None
         moved = tensor if direct else tensor.cpu()
         group = self._gloo if moved.device.type == "cpu" else self._nccl
-        self._do(operation, moved, group=group, async_op=True, **to)
+        self._do(getattr(group, operation), moved)
         return tensor if direct else tensor.copy_(moved)
 
-    def _do(self, operation: Any, *args: Any, **settings: Any) -> None:
+    def _do(self, operation: Any, *args: Any) -> None:
         """Begin to exchange messages, and wait for their end while all ranks live."""
         try:
-            work = operation(*args, **settings)
+            work = operation(*args, root=0)
         except RuntimeError as error:
             raise self.life.blame(error) from error
         # A wait with a limit would cancel a message to or from one rank when it ends.
@@ -99,16 +108,29 @@ class Group:
 
     def close(self, broken: bool) -> None:
         """Release the connections; those of a broken group do not wait for anybody."""
-        for group in filter(None, (self._gloo, self._nccl)):
-            if broken:
-                _abandon(group)
-            else:
-                dist.destroy_process_group(group)
+        if broken:
+            _abandon(self._gloo)
+            _abandon(self._nccl)
+        self._gloo = self._nccl = None
 
 
 def _abandon(waiting: Any) -> None:
     """Never end an object of torch, because its end would wait for messages of a lost rank."""
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(waiting))
+
+
+def _member(backend: str, life: Life) -> tuple[PrefixStore, int, int]:
+    return PrefixStore(backend, life.store), life.rank, life.size
+
+
+def _gloo(life: Life, host: str) -> Any:
+    kind, member = dist.ProcessGroupGloo, _member("gloo", life)
+    if not host or "GLOO_SOCKET_IFNAME" in os.environ:
+        return kind(*member, _WHILE_ALIVE)
+    options = kind._Options()
+    options._timeout, options._threads = _WHILE_ALIVE, 2
+    options._devices = [kind.create_device(hostname=host)]
+    return kind(*member, options)
 
 
 def _place() -> str:

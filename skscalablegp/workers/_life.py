@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -24,18 +25,29 @@ class Life:
     Parameters
     ----------
     store : torch.distributed.Store
-        Shared by the ranks, with names of its own.
+        Shared by the ranks, with keys of its own.
     rank, size : int
     timeout : float
         Seconds without a heartbeat after which a rank is considered lost.
     patience : float
         Seconds that the other ranks wait for one that is alive but busy with something else.
+    names : sequence of str, optional
+        What messages call the ranks.
     """
 
-    def __init__(self, store: Any, rank: int, size: int, timeout: float, patience: float):
-        self.rank, self.size, self._timeout, self._patience = rank, size, timeout, patience
-        self._store, self._beats = store, store.clone()
-        for connection in (self._store, self._beats):
+    def __init__(
+        self,
+        store: Any,
+        rank: int,
+        size: int,
+        timeout: float,
+        patience: float,
+        names: Sequence[str] = (),
+    ):
+        self.rank, self.size, self.timeout, self._patience = rank, size, timeout, patience
+        self._names = names or [f"rank {number}" for number in range(size)]
+        self.store, self._beats = store.clone(), store.clone()
+        for connection in (self.store, self._beats):
             connection.set_timeout(timedelta(seconds=timeout))
         self._silence = dict.fromkeys(range(size), 0.0)
         self._left: dict[int, str] = {}
@@ -67,7 +79,7 @@ class Life:
         """Let the others read which rank has failed: the store may end with this process."""
         begun, silent = now(), self._silent(_SILENT)
         keys = [f"life/{rank}" for rank in range(self.size) if rank not in silent]
-        while any(value.endswith(b"|") for value in self._store.multi_get(keys)):
+        while any(value.endswith(b"|") for value in self.store.multi_get(keys)):
             if now() - begun > _SILENT:
                 return
             self._pause.wait(_BEAT / 10)
@@ -80,29 +92,32 @@ class Life:
         self._stages += 1
         begun, pause = now(), 1e-3
         keys = [f"{stage}/{what}/{rank}" for rank in range(self.size)]
-        self._reach(lambda: self._store.set(keys[self.rank], value))
-        while not self._reach(lambda: self._store.check(keys)):
+        self._reach(lambda: self.store.set(keys[self.rank], value))
+        while not self._reach(lambda: self.store.check(keys)):
             self.check()
             self._pause.wait(pause)
             pause = min(2 * pause, 0.05)
             if pause == 0.05:
                 self._look_for(keys, now() - begun)
-        return [found.decode() for found in self._reach(lambda: self._store.multi_get(keys))]
+        return [found.decode() for found in self._reach(lambda: self.store.multi_get(keys))]
 
     def _look_for(self, keys: list[str], waited: float) -> None:
         """Raise if a rank will not reach this step."""
-        there = [self._reach(lambda key=key: self._store.check([key])) for key in keys]
+        self._reach(lambda: self._hear(self.store))
+        self.check()
+        there = [self._reach(lambda key=key: self.store.check([key])) for key in keys]
         missing = [rank for rank, found in enumerate(there) if not found]
         for rank in missing:
             if rank in self._left:
                 raise RankError(
-                    f"rank {rank} does not take part in this call: {self._left[rank]}. All ranks "
-                    "must make the same calls inside distribute()."
+                    f"{self._names[rank]} does not take part in this call: {self._left[rank]}. All "
+                    "ranks must make the same calls inside distribute()."
                 )
         if missing and waited > self._patience:
+            did = "make this call" if self._stages > 1 else "start"
             raise RankError(
-                f"{_named(missing)} did not make this call within {self._patience:g} s. All ranks "
-                "must make the same calls inside distribute(); raise its patience for slow ones."
+                f"{self._named(missing)} did not {did} within {self._patience:g} s. All ranks must "
+                "make the same calls inside distribute(); raise `patience` for slow ones."
             )
 
     def _reach(self, ask: Any) -> Any:
@@ -114,7 +129,7 @@ class Life:
     # ------------------------------------------------------------------ life
 
     def _say(self, beat: int, left: str = "") -> None:
-        self._store.set(f"life/{self.rank}", f"{beat}|{left}")
+        self.store.set(f"life/{self.rank}", f"{beat}|{left}")
 
     def _watch(self) -> None:
         keys = [f"life/{rank}" for rank in range(self.size)]
@@ -125,8 +140,7 @@ class Life:
             try:
                 self._beats.set(keys[self.rank], f"{beat}|")
                 found = [value.decode() for value in self._beats.multi_get(keys)]
-                if self._beats.check(["failed"]):
-                    self._notice = self._beats.get("failed").decode()
+                self._hear(self._beats)
             except RuntimeError:
                 lost = lost or now()
                 self._unreachable = max(now() - lost, _BEAT)
@@ -140,23 +154,27 @@ class Life:
                     last[rank] = at, now()
                 self._silence[rank] = now() - last[rank][1]
 
+    def _hear(self, store: Any) -> None:
+        if store.check(["failed"]):
+            self._notice = store.get("failed").decode()
+
     def check(self) -> None:
         """Raise if a rank has failed or has been silent for too long."""
         if self._notice:
             raise RankError(self._notice)
         if self._unreachable > _SILENT:
             raise RankError(self._no_store())
-        silent = self._silent(self._timeout)
+        silent = self._silent(self.timeout)
         if silent:
             raise RankError(
-                self.fail(f"no sign of life of {_named(silent)} for {self._timeout:g} s")
+                self.fail(f"no sign of life of {self._named(silent)} for {self.timeout:g} s")
             )
 
     def fail(self, why: str) -> str:
         """Tell all ranks that one has failed; returns what the first one to fail has said."""
         try:
-            self._store.compare_set("failed", "", why)
-            self._notice = self._store.get("failed").decode()
+            self.store.compare_set("failed", "", why)
+            self._notice = self.store.get("failed").decode()
         except RuntimeError:
             self._notice = why
         return self._notice
@@ -170,7 +188,7 @@ class Life:
                 return RankError(self._no_store())
             silent = self._silent(_SILENT) or list(self._left)
             if silent:
-                return RankError(self.fail(f"{_named(silent)} has ended or cannot be reached"))
+                return RankError(self.fail(f"{self._named(silent)} has ended or cannot be reached"))
             self._pause.wait(_BEAT)
         first = str(error).partition("\n")[0]
         return RankError(
@@ -186,7 +204,5 @@ class Life:
             "cannot be reached"
         )
 
-
-def _named(ranks: list[int]) -> str:
-    listed = ", ".join(map(str, ranks))
-    return f"rank {listed}" if len(ranks) == 1 else f"ranks {listed}"
+    def _named(self, ranks: list[int]) -> str:
+        return ", ".join(self._names[rank] for rank in ranks)

@@ -76,8 +76,8 @@ class Ranks(Group):
         sum counts once at each other rank.
     """
 
-    def __init__(self, life: Life, timeout: float, rows: str = "replicated"):
-        super().__init__(life, timeout)
+    def __init__(self, life: Life, rows: str, host: str = ""):
+        super().__init__(life, host)
         self.rows = rows
         # The arguments that this rank has passed to the fit under way.
         self.arguments: Call | None = None
