@@ -131,14 +131,13 @@ def data_folder():
 @pytest.fixture
 def set_workers(monkeypatch):
     """A function that sets the number of workers, regardless of the machine."""
-    pool = named.module("_POOL")
+    pool = named.module("_forget")
     before, counted = torch.get_num_threads(), joblib.cpu_count
 
     def set_to(count, cores=None):
         monkeypatch.setattr(joblib, "cpu_count", cores or (lambda: count))
         # A thread of the last pool that is about to begin would put back the last number.
-        if pool._POOL is not None:
-            pool._POOL.shutdown()
+        pool._pool().shutdown()
         pool._forget()
         torch.set_num_threads(count)
         return count

@@ -50,16 +50,12 @@ def _blocks(name: str, value: Any, first: Any) -> list[Delayed]:
         )
     if not isinstance(value, da.Array):
         return list(value.to_delayed())
-    if value.ndim > 1:
-        value = value.rechunk({k: -1 for k in range(1, value.ndim)})
-    if isinstance(first, da.Array) and value.chunks[0] != first.chunks[0]:
-        if _known(value) and _known(first) and len(value) == len(first):
-            value = value.rechunk({0: first.chunks[0]})
+    chunks: dict[int, Any] = {k: -1 for k in range(1, value.ndim)}
+    # Unknown lengths are not equal.
+    if isinstance(first, da.Array) and value.shape[0] == first.shape[0]:
+        chunks[0] = first.chunks[0]
+    value = value.rechunk(chunks)
     return list(value.to_delayed().ravel())
-
-
-def _known(array: da.Array) -> bool:
-    return all(size == size for size in array.chunks[0])
 
 
 def _together(number: int, names: list[str], *parts: Any) -> dict[str, Any]:

@@ -77,7 +77,8 @@ def predict(client: Client, model: Any, X: Any, *, method: str = "predict", **op
     call = getattr(model, method)
     rows, settings = split(options)
     parts = partitions({"X": X, **rows})
-    like = _some_rows(X)
+    # A row or two like those of X, whose prediction has the type of all predictions.
+    like = np.zeros((1, *X.shape[1:]), X.dtype) if isinstance(X, da.Array) else X._meta_nonempty
     known = {name: np.ones(len(like)) for name in rows}
     example = call(like, **known, **settings)
     there = client.scatter(model, hash=False)
@@ -90,13 +91,6 @@ def predict(client: Client, model: Any, X: Any, *, method: str = "predict", **op
     results = [run(there, method, part, settings, [e for _, e in found]) for part in parts]
     made = tuple(_collected([r[k] for r in results], X, e) for k, (_, e) in enumerate(found))
     return made if several else made[0]
-
-
-def _some_rows(X: Any) -> Any:
-    """A row or two like those of X, whose prediction has the type of all predictions."""
-    if isinstance(X, da.Array):
-        return np.zeros((1, *X.shape[1:]), dtype=X.dtype)
-    return X._meta_nonempty
 
 
 def _predicted(model: Any, method: str, part: dict, settings: dict, empty: list) -> list:

@@ -70,24 +70,13 @@ def closed(port: int, why: str = "") -> None:
 
 def described(part: dict[str, Any]) -> tuple[int, int]:
     """The number of rows and of bytes of a partition."""
-    return n_rows(part), sizeof(part)
-
-
-def n_rows(part: dict[str, Any]) -> int:
-    """The number of rows of a partition."""
-    return len(next(iter(part.values())))
+    return len(next(iter(part.values()))), sizeof(part)
 
 
 # ---------------------------------------------------------------- ranks
 
 
-def fitted_at(
-    session: Session,
-    rank: int,
-    parts: list[dict[str, Any]],
-    estimator: Any,
-    settings: dict[str, Any],
-) -> Any:
+def fitted_at(session: Session, rank: int, parts: list, estimator: Any, settings: dict) -> Any:
     """Take part in a fit with some partitions: all at rank 0, or those that stay at each rank.
 
     Rank 0 returns the model, and the warnings of the fit, which the caller repeats.
@@ -135,9 +124,10 @@ def _check_workers(session: Session, ranks: Ranks) -> None:
 
 def _below(parts: list[dict[str, Any]]) -> dict[str, Any]:
     """Partitions in order, one below the other."""
-    parts = [part for part in parts if n_rows(part)]
+    sizes = [described(part) for part in parts]
+    parts = [part for part, (rows, _) in zip(parts, sizes, strict=True) if rows]
     check_memory(
-        sum(map(sizeof, parts)),
+        sum(size for _, size in sizes),
         "The table of a worker",
         "use fewer rows, float32, or workers with more memory",
         get_worker().memory_manager.memory_limit,

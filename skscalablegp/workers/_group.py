@@ -44,12 +44,13 @@ class Group:
 
     def __init__(self, life: Life, host: str = ""):
         self.rank, self.size, self.life, self.bytes_sent = life.rank, life.size, life, 0
-        self._gloo: Any = _gloo(life, host)
+        member = PrefixStore("gloo", life.store), self.rank, self.size
+        self._gloo: Any = dist.ProcessGroupGloo(*member, _gloo_options(host))
         self._nccl: Any = None
         places = self.exchange("place", _place())
         if all(places) and len(set(places)) == self.size and dist.is_nccl_available():
-            limit = timedelta(seconds=life.timeout)
-            self._nccl = dist.ProcessGroupNCCL(*_member("nccl", life), limit)
+            member = PrefixStore("nccl", life.store), self.rank, self.size
+            self._nccl = dist.ProcessGroupNCCL(*member, timedelta(seconds=life.timeout))
 
     def device(self, kind: str) -> torch.device:
         """The device of this kind that belongs to this rank."""
@@ -119,18 +120,13 @@ def _abandon(waiting: Any) -> None:
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(waiting))
 
 
-def _member(backend: str, life: Life) -> tuple[PrefixStore, int, int]:
-    return PrefixStore(backend, life.store), life.rank, life.size
-
-
-def _gloo(life: Life, host: str) -> Any:
-    kind, member = dist.ProcessGroupGloo, _member("gloo", life)
+def _gloo_options(host: str) -> Any:
     if not host or "GLOO_SOCKET_IFNAME" in os.environ:
-        return kind(*member, _WHILE_ALIVE)
-    options = kind._Options()
+        return _WHILE_ALIVE
+    options = dist.ProcessGroupGloo._Options()
     options._timeout, options._threads = _WHILE_ALIVE, 2
-    options._devices = [kind.create_device(hostname=host)]
-    return kind(*member, options)
+    options._devices = [dist.ProcessGroupGloo.create_device(hostname=host)]
+    return options
 
 
 def _place() -> str:

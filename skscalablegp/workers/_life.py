@@ -69,20 +69,12 @@ class Life:
         try:
             self._say(-1, why or "its context has ended")
             if self._notice and self.rank == 0:
-                self._leave_last()
+                # The others read which rank has failed: the store may end with this process.
+                self._pause.wait(_SILENT)
             elif not why and not self._notice:
                 self.gather("end", "")
         except RuntimeError:
             pass  # No other rank is left that could be informed.
-
-    def _leave_last(self) -> None:
-        """Let the others read which rank has failed: the store may end with this process."""
-        begun, silent = now(), self._silent(_SILENT)
-        keys = [f"life/{rank}" for rank in range(self.size) if rank not in silent]
-        while any(value.endswith(b"|") for value in self.store.multi_get(keys)):
-            if now() - begun > _SILENT:
-                return
-            self._pause.wait(_BEAT / 10)
 
     # ------------------------------------------------------------------ values
 

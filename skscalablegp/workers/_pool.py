@@ -31,7 +31,6 @@ T = TypeVar("T")
 # The limit bounds the memory that waiting results take.
 _AHEAD = 4
 
-_POOL: ThreadPoolExecutor | None = None
 _LOCK = threading.Lock()
 _THIS_THREAD = threading.local()
 
@@ -43,8 +42,9 @@ def _forget() -> None:
     exist in the child either, and torch would wait for them forever. A child therefore computes in
     one thread until it calls ``torch.set_num_threads``.
     """
-    global _POOL, _LOCK
-    _POOL, _LOCK = None, threading.Lock()
+    global _LOCK
+    _LOCK = threading.Lock()
+    _pool.cache_clear()
     _cores.cache_clear()
     torch.set_num_threads(1)
 
@@ -184,13 +184,10 @@ class _Work:
                 self._changed.wait()
 
 
+@cache
 def _pool() -> ThreadPoolExecutor:
     """The pool, which all calling threads share so that together they do not exceed the cores."""
-    global _POOL
-    with _LOCK:
-        if _POOL is None:
-            _POOL = ThreadPoolExecutor(_cores(), "skscalablegp", _begin_to_work)
-        return _POOL
+    return ThreadPoolExecutor(_cores(), "skscalablegp", _begin_to_work)
 
 
 def _begin_to_work() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import pickle
+import signal
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -21,7 +22,6 @@ from .._calls import Call, called
 from .._clock import watched
 from ._fingerprint import check_same, fingerprint
 from ._group import Group
-from ._interrupts import interrupts_wait
 from ._life import Life, RankError
 
 # A task's description travels in one message of this size, and a second one if it is larger.
@@ -261,6 +261,35 @@ def gathered(ranks: Ranks, answer: Any) -> list[Any]:
     padded[: len(data)] = data
     parts = zip(ranks.gather(padded), sizes, strict=False)
     return [pickle.loads(part[:size].numpy().tobytes()) for part, size in parts]
+
+
+@contextmanager
+def interrupts_wait(dropped: int = 0) -> Iterator[None]:
+    """SIGINT is handled at the end of the block.
+
+    Parameters
+    ----------
+    dropped : int, default=0
+        The first so many interrupts have no effect at all: launchers send them to all ranks, and
+        rank 0 decides how a fit ends. Further ones are handled at once.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    seen: list[tuple[int, Any]] = []
+
+    def note(number: int, frame: Any) -> None:
+        seen.append((number, frame))
+        if dropped and len(seen) > dropped and callable(before):
+            before(number, frame)
+
+    before = signal.signal(signal.SIGINT, note)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if seen and not dropped and callable(before):
+        before(*seen[-1])
 
 
 def _ended(ranks: Ranks, error: BaseException | None, result: Any) -> None:

@@ -20,15 +20,10 @@ from weakref import WeakKeyDictionary, WeakValueDictionary
 import joblib
 import numpy as np
 import torch
+from joblib.externals.cloudpickle import Pickler
 from torch import Tensor
 
 from ._ranks import Ranks, gathered, leading, led
-
-try:
-    # Kernels that are defined in a script can then be sent to joblib's processes.
-    from cloudpickle import Pickler
-except ImportError:
-    from pickle import Pickler
 
 # The tensors that a function of a module returns for some rows.
 Sums = tuple[Tensor, ...]
@@ -152,13 +147,12 @@ def _placed(thing: Any, by: Any, place: Callable[[Any, Any], tuple[Any, list]]) 
 
 
 class _Pickler(Pickler):
-    """Tensors are pickled as arrays."""
+    """Tensors are pickled as arrays, and kernels that are defined in a script with their code."""
 
     def reducer_override(self, obj: Any) -> Any:
         if type(obj) is Tensor and obj.is_cpu and not obj.requires_grad:
             return _as_tensor, (obj.contiguous().numpy(),)
-        otherwise = getattr(super(), "reducer_override", None)
-        return NotImplemented if otherwise is None else otherwise(obj)
+        return super().reducer_override(obj)
 
 
 def _as_tensor(array: np.ndarray) -> Tensor:
@@ -179,10 +173,6 @@ def _packed(thing: Any) -> list[np.ndarray]:
     return [np.frombuffer(into.getvalue(), np.uint8), *buffers]
 
 
-def _unpacked(data: Any, *buffers: np.ndarray) -> Any:
-    return pickle.loads(data, buffers=buffers)
-
-
 # ---------------------------------------------------------------- joblib and Dask
 
 
@@ -194,22 +184,21 @@ class JobWorkers(Workers):
         self._n_jobs, self._count = n_jobs, count
 
     def call(self, work, *args, along=(), tensors=()):
-        # Arrays that processes of one machine share are copied where they are written to.
-        settings: dict[str, Any] = {"batch_size": 1, "pre_dispatch": "all", "mmap_mode": "c"}
-        parallel = joblib.Parallel(n_jobs=self._n_jobs, **settings)
         backend, _ = joblib.parallel.get_active_backend()
-        answer: Callable[..., Any] = work
-        given: tuple = (self.own,)
-        if type(backend).__name__ == "DaskDistributedBackend":
-            answer, given = _answer, (*_placed(self.own, backend.client, _on_dask), work)
-        elif type(backend).__name__ in ("LokyBackend", "MultiprocessingBackend"):
-            answer, given = _answer, (*_placed(self.own, None, _in_file), work)
+        place, by = _PLACES.get(type(backend).__name__), getattr(backend, "client", None)
+        do, *given = (work, self.own)
+        if place is not None:
+            do, *given = (_answer, *_placed(self.own, by, place), work)
+        # Arrays that processes of one machine share are copied where they are written to.
+        parallel = joblib.Parallel(
+            n_jobs=self._n_jobs, batch_size=1, pre_dispatch="all", mmap_mode="c"
+        )
         # A pickled slice would have all rows with it.
         parts = (
             [rows[some].clone() for rows in along]
             for some in shares(len(along[0]), _PARTS_A_JOB * self._count)
         )
-        return parallel(joblib.delayed(answer)(*given, *part, *args, *tensors) for part in parts)
+        return parallel(joblib.delayed(do)(*given, *part, *args, *tensors) for part in parts)
 
 
 def _in_file(thing: Any, _: None) -> tuple[str, list]:
@@ -217,13 +206,11 @@ def _in_file(thing: Any, _: None) -> tuple[str, list]:
 
     joblib would write arrays for each call anew, and send tensors with each task.
     """
-    number, path = tempfile.mkstemp(
-        prefix="skscalablegp-", dir=os.environ.get("JOBLIB_TEMP_FOLDER")
-    )
-    os.close(number)
-    joblib.dump(_packed(thing), path)
-    weakref.finalize(thing, _remove, path, os.getpid())
-    return path, []
+    folder = os.environ.get("JOBLIB_TEMP_FOLDER")
+    with tempfile.NamedTemporaryFile(prefix="skscalablegp-", dir=folder, delete=False) as file:
+        joblib.dump(_packed(thing), file)
+    weakref.finalize(thing, _remove, file.name, os.getpid())
+    return file.name, []
 
 
 def _remove(path: str, process: int) -> None:
@@ -244,10 +231,17 @@ def _on_dask(thing: Any, client: Any) -> tuple[str, list]:
         place = client.id, joblib.hash(array)
         future = _SCATTERED.get(place)
         if future is None:
-            future = client.scatter(array, broadcast=True, hash=False)
-            _SCATTERED[place] = future
+            _SCATTERED[place] = future = client.scatter(array, broadcast=True, hash=False)
         futures.append(future)
     return uuid4().hex, futures
+
+
+# Where the processes of a backend find an object; other backends use the threads of this process.
+_PLACES = {
+    "DaskDistributedBackend": _on_dask,
+    "LokyBackend": _in_file,
+    "MultiprocessingBackend": _in_file,
+}
 
 
 @dataclass(frozen=True)
@@ -264,7 +258,8 @@ def _answer(name: str, arrays: list[np.ndarray], work: Callable[..., Any], *give
 
 @lru_cache(_MOST_KEPT)
 def _received(sent: _Sent) -> Any:
-    return _unpacked(*(sent.arrays or joblib.load(sent.name, mmap_mode="c")))
+    data, *buffers = sent.arrays or joblib.load(sent.name, mmap_mode="c")
+    return pickle.loads(data, buffers=buffers)
 
 
 # ---------------------------------------------------------------- ranks
@@ -330,8 +325,13 @@ class RankWorkers(Workers):
             made.sizes = np.diff(np.searchsorted(rows, self._ends)).tolist()
         return made
 
-    def call(self, work, *args, along=(), tensors=()):
-        return self._answers(work, args, None, along, tensors)
+    def call(self, work, *args, rows=None, along=(), tensors=()):
+        """As in the base class; of some rows by number, ``work(own, rows, *along, *args)``."""
+        found = self._run(_gathered, work, args, rows, along, tensors)
+        for answer in found:
+            if isinstance(answer, Exception):
+                raise answer
+        return found
 
     def sum(self, work, *args, rows=None, along=(), tensors=()):
         return self._run(_summed, work, args, rows, along, tensors)
@@ -348,7 +348,7 @@ class RankWorkers(Workers):
         The rows are given by number, and `work` gets numbers within its object, of which there may
         be none.
         """
-        found = self._answers(work, args, rows, (), tensors)
+        found = self.call(work, *args, rows=rows, tensors=tensors)
         of = np.searchsorted(self._ends, torch.as_tensor(rows).cpu().numpy(), side="right")
         order = np.argsort(np.argsort(of, kind="stable"))
         return tuple(np.concatenate(arrays)[order] for arrays in zip(*found, strict=True))
@@ -356,13 +356,6 @@ class RankWorkers(Workers):
     @property
     def _ends(self) -> list[int]:
         return [0, *accumulate(self.sizes)]
-
-    def _answers(self, work, args, *given) -> list[Any]:
-        found = self._run(_gathered, work, args, *given)
-        for answer in found:
-            if isinstance(answer, Exception):
-                raise answer
-        return found
 
     def _run(self, end, work, args, rows=None, along=(), tensors=()) -> Any:
         self.ranks.keep(self._number, self)
@@ -381,7 +374,7 @@ def _copied(thing: Any, ranks: Ranks) -> tuple:
 
 
 def _copy(ranks: Ranks, data: bytes, arrays: list[int]) -> Any:
-    return _unpacked(data, *(ranks.kept(k).numpy() for k in arrays))
+    return pickle.loads(data, buffers=[ranks.kept(number).numpy() for number in arrays])
 
 
 def _read(ranks: Ranks, number: int, make: Callable, args: tuple) -> tuple[Any, list[int | str]]:

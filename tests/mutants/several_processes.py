@@ -109,7 +109,7 @@ MUTANTS = [
     (
         "the file of an object stays when the object ends",
         "_in_file",
-        "weakref.finalize(thing, _remove, path, os.getpid())",
+        "weakref.finalize(thing, _remove, file.name, os.getpid())",
         "pass",
         f"{TESTS} -k processes_receive",
     ),
@@ -122,7 +122,7 @@ MUTANTS = [
     ),
     (
         "an error of one rank is an answer",
-        "RankWorkers._answers",
+        "RankWorkers.call",
         "isinstance(answer, Exception)",
         "False",
         f"{TESTS} -k ranks_receive",

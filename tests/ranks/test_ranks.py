@@ -273,7 +273,7 @@ def ask(question):
 class Ending:
     """A message that has ended, or failed."""
 
-    def __init__(self, failure=None):
+    def __init__(self, failure=None, root=0):
         self.failure = failure
 
     def get_future(self):
