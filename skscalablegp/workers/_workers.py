@@ -20,10 +20,15 @@ from weakref import WeakKeyDictionary, WeakValueDictionary
 import joblib
 import numpy as np
 import torch
-from joblib.externals.cloudpickle import Pickler
 from torch import Tensor
 
 from ._ranks import Ranks, gathered, leading, led
+
+try:
+    # Kernels that are defined in a script can then be sent to joblib's processes.
+    from cloudpickle import Pickler
+except ImportError:
+    from pickle import Pickler
 
 # The tensors that a function of a module returns for some rows.
 Sums = tuple[Tensor, ...]
@@ -147,12 +152,13 @@ def _placed(thing: Any, by: Any, place: Callable[[Any, Any], tuple[Any, list]]) 
 
 
 class _Pickler(Pickler):
-    """Tensors are pickled as arrays, and kernels that are defined in a script with their code."""
+    """Tensors are pickled as arrays."""
 
     def reducer_override(self, obj: Any) -> Any:
         if type(obj) is Tensor and obj.is_cpu and not obj.requires_grad:
             return _as_tensor, (obj.contiguous().numpy(),)
-        return super().reducer_override(obj)
+        otherwise = getattr(super(), "reducer_override", None)
+        return NotImplemented if otherwise is None else otherwise(obj)
 
 
 def _as_tensor(array: np.ndarray) -> Tensor:
