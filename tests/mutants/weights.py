@@ -196,9 +196,9 @@ MUTANTS = [
     ),
     (
         "experts forget it",
-        "ExpertTable.problem",
-        "Rows(*tensors)",
-        "Rows.of(*list(tensors)[:3])",
+        "Experts._one",
+        'exact_marginal_likelihood(part, theta, "grad" in fields)',
+        "exact_marginal_likelihood(GPProblem(part.kernel, part.rows.of(part.X, part.Y)), theta)",
         f"{ORACLES} -k experts",
     ),
     (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -12,48 +12,17 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from ...kernels import TorchKernel
 from ...linalg.blocks import look_up
 from ...linalg.gradients import (
     GPProblem,
     GradientEstimate,
     GradientEstimator,
-    Rows,
     exact_marginal_likelihood,
 )
 from ...workers import run, workers
 
 # Rows of an expert whose factorisation takes about a second on one core.
 _LARGE = 3000
-
-
-@dataclass(frozen=True)
-class ExpertTable:
-    """One expert's rows as arrays, which can be sent to worker processes.
-
-    Attributes
-    ----------
-    kernel : TorchKernel
-    rows : tuple of ndarray
-        The arrays of `Rows`.
-    device : str
-    """
-
-    kernel: TorchKernel
-    rows: tuple[np.ndarray, ...]
-    device: str
-
-    @classmethod
-    def of(cls, problem: GPProblem, rows: np.ndarray) -> ExpertTable:
-        """Some rows of a problem."""
-        part = problem.rows.take(torch.as_tensor(rows, device=problem.X.device))
-        arrays = tuple(tensor.cpu().numpy() for tensor in vars(part).values())
-        return cls(problem.kernel, arrays, str(problem.X.device))
-
-    def problem(self) -> GPProblem:
-        """The part as tensors."""
-        tensors = (torch.tensor(array, device=self.device) for array in self.rows)
-        return GPProblem(self.kernel, Rows(*tensors))
 
 
 class ExpertsGradient(GradientEstimator):
@@ -80,56 +49,60 @@ class ExpertsGradient(GradientEstimator):
 
     def estimate(self, problem, theta, state):
         if "experts" not in state.extra:
-            experts = Experts([ExpertTable.of(problem, rows) for rows in self.parts], self.n_jobs)
+            experts = Experts(problem, self.parts, self.n_jobs)
             state = replace(state, extra=state.extra | {"experts": experts})
-        found = state.extra["experts"].each(_evaluate, theta)
-        values, grads, jitters = zip(*found, strict=True)
-        grad = torch.as_tensor(np.sum(grads, axis=0))
+        values, grads, jitters = state.extra["experts"].each(theta, "value", "grad", "jitter")
+        grad = torch.as_tensor(np.sum(np.stack(grads), axis=0))
         return GradientEstimate(grad, float(np.sum(values)), None, max(jitters)), state
 
 
-class Experts:
-    """The tables of all experts, which each process that works on some of them receives once.
+def one_expert(problem: GPProblem, rows: np.ndarray) -> GPProblem:
+    """The regression on the rows of one expert."""
+    return problem.subset(torch.as_tensor(rows, device=problem.X.device))
 
-    Parameters
+
+@dataclass(frozen=True, eq=False)
+class Experts:
+    """A table and the rows of each expert, which each process that works on some receives once.
+
+    Attributes
     ----------
-    tables : sequence of ExpertTable
+    problem : GPProblem
+        The whole table.
+    parts : sequence of ndarray of int
+        Rows of each expert.
     n_jobs : int or None
         Number of joblib's jobs. If it is one, the cores of this process take an expert each. Inside
         a shared call of `distribute` the ranks take its place.
     """
 
-    def __init__(self, tables: Sequence[ExpertTable], n_jobs: int | None):
-        self.tables, self.device = list(tables), torch.device(tables[0].device)
-        self._n_jobs = n_jobs
+    problem: GPProblem
+    parts: Sequence[np.ndarray]
+    n_jobs: int | None
 
-    def each(
-        self, function: Callable[..., Any], thetas: Float[Tensor, " p"] | Sequence[np.ndarray]
-    ) -> list[Any]:
-        """``function(table, theta)`` for every expert, with one theta for all or one for each."""
-        numbers = torch.arange(len(self.tables))
-        if isinstance(thetas, Tensor):
-            every = thetas.detach().cpu().expand(len(numbers), -1)
-        else:
-            every = torch.as_tensor(np.stack(thetas))
-        by = workers(self, len(numbers), self._n_jobs, least=2, device=self.device)
-        parts = by.call(Experts._some, function, along=[numbers, every])
-        return [answer for part in parts for answer in part]
+    def each(self, theta: Float[Tensor, "*k p"], *fields: str) -> list[tuple[Any, ...]]:
+        """Fields of `exact_marginal_likelihood` for all experts; a theta for all or one for each.
+
+        Each costs O(b^3) for b rows. The gradient is computed if it is one of the fields.
+        """
+        numbers = torch.arange(len(self.parts))
+        every = theta.detach().cpu().expand(len(numbers), -1)
+        by = workers(self, len(numbers), self.n_jobs, least=2, device=self.problem.X.device)
+        parts = by.call(Experts._some, fields, along=[numbers, every])
+        return list(zip(*(answer for part in parts for answer in part), strict=True))
 
     def _some(
-        self, numbers: Int[Tensor, " k"], thetas: Float[Tensor, "k p"], function: Callable[..., Any]
-    ) -> list[Any]:
-        tables = [self.tables[k] for k in numbers.tolist()]
-        pairs = list(zip(tables, thetas.numpy(), strict=True))
+        self, numbers: Int[Tensor, " k"], thetas: Float[Tensor, "k p"], fields: tuple[str, ...]
+    ) -> list[tuple[Any, ...]]:
+        parts = [self.parts[k] for k in numbers.tolist()]
+        tasks = [partial(self._one, *pair, fields) for pair in zip(parts, thetas, strict=True)]
         # A large expert gets all cores, and its factorisation can be interrupted.
-        if max((len(table.rows[0]) for table in tables), default=0) > _LARGE:
-            return [function(*pair) for pair in pairs]
-        return run([partial(function, *pair) for pair in pairs], self.device)
+        if max(map(len, parts), default=0) > _LARGE:
+            return [task() for task in tasks]
+        return run(tasks, self.problem.X.device)
 
-
-def _evaluate(table: ExpertTable, theta: np.ndarray) -> tuple[float, np.ndarray, float]:
-    """One expert's value, gradient and jitter."""
-    look_up()
-    result = exact_marginal_likelihood(table.problem(), torch.as_tensor(theta))
-    grad: Any = result.grad
-    return result.value, grad.cpu().numpy(), result.jitter
+    def _one(self, rows: np.ndarray, theta: Tensor, fields: tuple[str, ...]) -> tuple[Any, ...]:
+        look_up()
+        part = one_expert(self.problem, rows)
+        found = exact_marginal_likelihood(part, theta, "grad" in fields)
+        return tuple(getattr(found, field) for field in fields)

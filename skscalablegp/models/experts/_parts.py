@@ -18,10 +18,7 @@ from ...core import Run, StageSettings, fit_hyperparameters, plan_training
 from ...core.data import column_spread, limited
 from ...core.training import Budget, Monitor, TrainingStep
 from ...linalg.blocks import look_up
-from ...linalg.gradients import ExactGradient, exact_marginal_likelihood
-from ...workers import run
-from ._gradient import Experts, ExpertTable
-from ._posterior import ExpertPosterior
+from ...linalg.gradients import ExactGradient, GPProblem, exact_marginal_likelihood
 
 # Rows on which the two centres of a split are trained.
 _KMEANS_ROWS = 10_000
@@ -97,7 +94,7 @@ class TrainedExpert:
 
 
 def train_expert(
-    table: ExpertTable,
+    problem: GPProblem,
     theta: np.ndarray,
     settings: StageSettings,
     budget: Budget,
@@ -105,7 +102,6 @@ def train_expert(
     callbacks: Sequence[Callable[[TrainingStep], bool]] = (),
 ) -> TrainedExpert:
     """Train the hyperparameters of one part, from a starting point."""
-    problem = table.problem()
     monitor = Monitor(callbacks, budget)
     run = Run(monitor, torch.Generator().manual_seed(seed), np.random.RandomState(seed))
     exact, plan = ExactGradient(), plan_training(settings, True, len(problem.X))
@@ -114,19 +110,15 @@ def train_expert(
     return TrainedExpert(result.theta, value, result.n_iter, result.stop_reason, monitor.steps)
 
 
-def untrained(table: ExpertTable, theta: np.ndarray, reason: End) -> TrainedExpert:
-    """The result for an expert that was not trained."""
-    return TrainedExpert(theta, likelihood(table, theta), 0, reason, [])
-
-
-def likelihood(table: ExpertTable, theta: np.ndarray) -> float:
-    """The log marginal likelihood of one expert; O(b^3) for b rows."""
+def untrained(problem: GPProblem, theta: np.ndarray, reason: End) -> TrainedExpert:
+    """The result for an expert that was not trained; O(b^3) for b rows."""
     look_up()
-    return exact_marginal_likelihood(table.problem(), torch.as_tensor(theta), False).value
+    value = exact_marginal_likelihood(problem, torch.as_tensor(theta), False).value
+    return TrainedExpert(theta, value, 0, reason, [])
 
 
 def train_separately(
-    tables: Sequence[ExpertTable],
+    experts: Sequence[GPProblem],
     theta: np.ndarray,
     settings: StageSettings,
     monitor: Monitor,
@@ -137,35 +129,35 @@ def train_separately(
 
     Callbacks are called after every step, or after the end if experts are trained in parallel.
     """
-    seeds = [int(seed) for seed in random_state.randint(2**31 - 1, size=len(tables))]
-    workers = min(joblib.effective_n_jobs(n_jobs), len(tables))
+    seeds = [int(seed) for seed in random_state.randint(2**31 - 1, size=len(experts))]
+    workers = min(joblib.effective_n_jobs(n_jobs), len(experts))
     monitor.begin("experts")
     if workers > 1:
-        return _train_in_parallel(tables, theta, settings, monitor, seeds, workers)
+        return _train_in_parallel(experts, theta, settings, monitor, seeds, workers)
     trained: list[TrainedExpert] = []
-    for k, (table, seed) in enumerate(zip(tables, seeds, strict=True)):
+    for k, (expert, seed) in enumerate(zip(experts, seeds, strict=True)):
         if not monitor.budget.allows(0.0):
             monitor.budget.end(End.MAX_SECONDS)
         if monitor.budget.ended is not None:
-            trained.append(untrained(table, theta, monitor.budget.ended))
+            trained.append(untrained(expert, theta, monitor.budget.ended))
             continue
 
         def hear(step: TrainingStep, stage: str = f"expert {k + 1}") -> bool:
             return monitor.hear(replace(step, stage=stage, seconds=monitor.budget.seconds))
 
         # Time that an expert does not use is left to the later ones.
-        share = monitor.budget.share(1 / (len(tables) - k))
+        share = monitor.budget.share(1 / (len(experts) - k))
         with monitor.budget.may_end() as ending:
-            trained.append(train_expert(table, theta, settings, share, seed, [hear]))
+            trained.append(train_expert(expert, theta, settings, share, seed, [hear]))
         if ending.reason is not None:
-            trained.append(untrained(table, theta, ending.reason))
-    for expert in trained:
-        monitor.budget.end(expert.stop_reason)
+            trained.append(untrained(expert, theta, ending.reason))
+    for found in trained:
+        monitor.budget.end(found.stop_reason)
     return trained
 
 
 def _train_in_parallel(
-    tables: Sequence[ExpertTable],
+    experts: Sequence[GPProblem],
     theta: np.ndarray,
     settings: StageSettings,
     monitor: Monitor,
@@ -173,22 +165,22 @@ def _train_in_parallel(
     workers: int,
 ) -> list[TrainedExpert]:
     """Train every expert in a worker, which calls no callbacks."""
-    share, begun = monitor.budget.share(workers / len(tables)).limit, monitor.budget.seconds
+    share, begun = monitor.budget.share(workers / len(experts)).limit, monitor.budget.seconds
     job = joblib.delayed(_train_in_worker)
     with monitor.budget.may_end() as ending:
         trained = joblib.Parallel(n_jobs=workers)(
-            job(table, theta, settings, share, seed)
-            for table, seed in zip(tables, seeds, strict=True)
+            job(expert, theta, settings, share, seed)
+            for expert, seed in zip(experts, seeds, strict=True)
         )
         steps = [
             replace(step, stage=f"expert {k + 1}", seconds=begun + step.seconds)
-            for k, expert in enumerate(trained)
-            for step in expert.steps
+            for k, found in enumerate(trained)
+            for step in found.steps
         ]
     if ending.reason is not None:
-        trained, steps = [untrained(table, theta, ending.reason) for table in tables], []
-    for expert in trained:
-        monitor.budget.end(expert.stop_reason)
+        trained, steps = [untrained(expert, theta, ending.reason) for expert in experts], []
+    for found in trained:
+        monitor.budget.end(found.stop_reason)
     with monitor.budget.may_end():
         for step in sorted(steps, key=lambda step: step.seconds):
             monitor.hear(step)
@@ -196,37 +188,11 @@ def _train_in_parallel(
 
 
 def _train_in_worker(
-    table: ExpertTable,
+    expert: GPProblem,
     theta: np.ndarray,
     settings: StageSettings,
     seconds: float | None,
     seed: int,
 ) -> TrainedExpert:
     """Train an expert whose time begins when a worker takes it."""
-    return train_expert(table, theta, settings, Budget(seconds), seed)
-
-
-def build_experts(
-    tables: Sequence[ExpertTable], thetas: Sequence[np.ndarray], n_jobs: Any, single: bool
-) -> tuple[list[ExpertPosterior], float, float]:
-    """The posterior of each part, the sum of their log likelihoods, and the largest jitter.
-
-    With `single`, variances are computed in single precision if that is accurate.
-    """
-    found = Experts(tables, n_jobs).each(_factor, thetas)
-
-    experts = []
-    for table, theta, (factor, weights, *_) in zip(tables, thetas, found, strict=True):
-        operator = table.problem().operator(torch.as_tensor(theta))
-        tensors = [torch.as_tensor(a, device=table.device) for a in (weights, factor)]
-        experts.append(ExpertPosterior(operator, *tensors))
-    if single:
-        run([expert.invert for expert in experts], experts[0].device)
-    return experts, sum(value for *_, value, _ in found), max(jitter for *_, jitter in found)
-
-
-def _factor(table: ExpertTable, theta: np.ndarray) -> tuple[np.ndarray, np.ndarray, float, float]:
-    look_up()
-    result = exact_marginal_likelihood(table.problem(), torch.as_tensor(theta), False)
-    factor, weights = result.factor.cpu().numpy(), result.weights.cpu().numpy()
-    return factor, weights, result.value, result.jitter
+    return train_expert(expert, theta, settings, Budget(seconds), seed)

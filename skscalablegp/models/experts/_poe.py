@@ -38,18 +38,12 @@ from ...linalg.gradients import (
     exact_marginal_likelihood,
 )
 from ...workers import n_workers
-from ._gradient import Experts, ExpertsGradient, ExpertTable
+from ...workers import run as run_tasks
+from ._gradient import Experts, ExpertsGradient, one_expert
 from ._grouped import GroupedExpertsPosterior, GroupedGradient, build_groups
-from ._parts import (
-    build_experts,
-    global_first,
-    kmeans_parts,
-    likelihood,
-    random_parts,
-    train_separately,
-)
+from ._parts import global_first, kmeans_parts, random_parts, train_separately
 from ._plan import MANY_ROWS, ExpertsPlan, bytes_of_factors, plan_experts
-from ._posterior import ExpertsPosterior
+from ._posterior import ExpertPosterior, ExpertsPosterior
 
 
 class PoERegressor(GPRegressorBase):
@@ -267,7 +261,7 @@ class PoERegressor(GPRegressorBase):
         self._rule, self.dtype_ = self.combination, plan.dtype.value
         problem = table.problem(kernel, getattr(torch, self.dtype_), run.device, keep=True)
         run.preview = lambda model, step: model._preview(kernel, problem, parts, step)
-        first = ExpertTable.of(problem, max(parts, key=len)).problem()
+        first = one_expert(problem, max(parts, key=len))
         run.budget.reserve_for(
             lambda: exact_marginal_likelihood(first, kernel.theta0, False), 1.5 * len(parts)
         )
@@ -354,21 +348,20 @@ class PoERegressor(GPRegressorBase):
         """The log likelihood of all parts, without its gradient."""
         if not problem.X.is_cpu:
             return build_groups(problem, torch.as_tensor(theta), parts)[1]
-        tables = [ExpertTable.of(problem, part) for part in parts]
-        return sum(Experts(tables, self.n_jobs).each(likelihood, torch.as_tensor(theta)))
+        return sum(Experts(problem, parts, self.n_jobs).each(torch.as_tensor(theta), "value")[0])
 
     def _train_separately(
         self, problem: GPProblem, parts: list[np.ndarray], settings: StageSettings, run: FitRun
     ) -> tuple[list[np.ndarray], TrainingResult]:
         """Every expert starts at the optimum of the first part."""
-        first = problem.subset(torch.as_tensor(parts[0], device=problem.X.device))
+        first = one_expert(problem, parts[0])
         theta = problem.kernel.theta0.numpy()
         plan = plan_training(settings, True, len(first.X))
         start = fit_hyperparameters(first, ExactGradient(), theta, plan, run)
         if run.stopped:
             return [start.theta] * len(parts), replace(start, value=np.nan)
         experts = train_separately(
-            [ExpertTable.of(problem, part) for part in parts],
+            [replace(one_expert(problem, part), prior_weight=1.0) for part in parts],
             start.theta,
             replace(settings, n_restarts=0),
             run.monitor,
@@ -439,13 +432,20 @@ class PoERegressor(GPRegressorBase):
         problem = self._trained_problem(getattr(torch, self.dtype_), keep=True)
         if self.share_hyperparameters and not problem.X.is_cpu:
             return self._built_together(problem)
-        tables = [ExpertTable.of(problem, part) for part in self.experts_]
+        thetas = torch.as_tensor(np.stack([kernel.theta for kernel in self.kernels_]))
+        given = Experts(problem, self.experts_, self.n_jobs)
+        weights, factors, values, jitters = given.each(
+            thetas, "weights", "factor", "value", "jitter"
+        )
+        experts = [
+            ExpertPosterior(one_expert(problem, part).operator(theta), *solved)
+            for part, theta, *solved in zip(self.experts_, thetas, weights, factors, strict=True)
+        ]
         # On large tables, faster predictions are worth the time to compute the inverses.
-        single = self.dtype != "float64" and len(self.X_train_) > MANY_ROWS
-        thetas = [k.theta for k in self.kernels_]
-        experts, value, jitter = build_experts(tables, thetas, self.n_jobs, single)
+        if self.dtype != "float64" and len(self.X_train_) > MANY_ROWS:
+            run_tasks([expert.invert for expert in experts], problem.X.device)
         posterior = ExpertsPosterior(experts, self._rule, self.experts_, self.n_experts_)
-        return posterior, value, jitter
+        return posterior, sum(values), max(jitters)
 
     def _built_together(self, problem: GPProblem) -> tuple[ExpertsPosterior, float, float]:
         """`_built` on a device, for experts with the same kernel."""
