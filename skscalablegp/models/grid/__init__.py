@@ -6,11 +6,11 @@ from ._kissgp import KISSGPRegressor
 from ._moments import grid_moments
 from ._objective import (
     CommonNoise,
-    FewRows,
     GridGradient,
     GridProblem,
     NoiseByRow,
     grid_marginal_likelihood,
+    rows_on_grid,
 )
 from ._polynomials import cell_polynomials, local_polynomials, offset_sums, value_polynomials
 from ._posterior import GridPosterior

@@ -40,7 +40,6 @@ from ._network import (
     network_steps,
 )
 from ._objective import (
-    FewRows,
     GridEvaluation,
     GridGradient,
     GridProblem,
@@ -48,6 +47,7 @@ from ._objective import (
     affordable_rank,
     check_rank,
     grid_marginal_likelihood,
+    rows_on_grid,
     summed,
 )
 from ._plan import (
@@ -492,9 +492,7 @@ class KISSGPRegressor(GPRegressorBase):
             probes = RowProbes(on_grid.grid, some.X, some.noise, run.generator, some.counts)
             run.budget.reserve("final solve")
         if n < rank and n * on_grid.n_points <= _FEW_NUMBERS:
-            some = some.whole()
-            parts = some.X, some.targets, some.noise, on_grid.device, some.counts, some.within
-            few = FewRows.of(on_grid.grid, *parts)
+            few = rows_on_grid(on_grid.grid, some.whole(), on_grid.device)
         return GridProblem.make(on_grid, training, n, probes, few), rows
 
     def _within_time(

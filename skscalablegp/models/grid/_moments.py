@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
 
 import numpy as np
@@ -16,7 +16,7 @@ from torch import Tensor
 from ...workers import map_in_order
 from ._grid import Grid, outer, powers
 from ._polynomials import cell_places, gram_stencil, spread, stencil_matrix
-from ._sparse import SentMoments
+from ._sparse import SparseMatrix
 
 # There is a misfit if the mean squared residual, in units of the noise, exceeds this. It is usually
 # below 1.
@@ -46,7 +46,7 @@ class GridMoments:
         Number of rows, or the sum of their counts.
     """
 
-    gram: scipy.sparse.csr_array | np.ndarray | None
+    gram: scipy.sparse.csr_array | np.ndarray
     rhs: np.ndarray
     total: np.ndarray
     n: int | float
@@ -76,18 +76,91 @@ class GridMoments:
         return GridMoments(gram, rhs, self.total, self.n)
 
 
-def missed_sum(moments: SentMoments, mean: Float[Tensor, "m t"]) -> Float[Tensor, ""]:
+@dataclass(frozen=True, eq=False)
+class NoisyMoments:
+    """Moments of the rows under their noise variances D, on the device of the grid.
+
+    Attributes
+    ----------
+    gram : SparseMatrix
+        Here and below, moments with weights 1 / D.
+    rhs : Tensor of shape (m, t)
+    total : float
+        The sum over rows and targets.
+    n : int or float
+        Number of rows, or the sum of their counts.
+    second_gram : SparseMatrix or None
+        Here and below, moments with weights 1 / D^2; None if D is constant.
+    second_rhs : Tensor of shape (m, t)
+    second_total : float
+    sums : list of Tensor
+        `offset_sums` of each component's block of the gram.
+    log_det : float
+        Sum of log D.
+    inverse : float
+        Sum of 1 / D.
+    """
+
+    gram: SparseMatrix
+    rhs: Float[Tensor, "m t"]
+    total: float
+    n: int | float
+    second_gram: SparseMatrix | None
+    second_rhs: Float[Tensor, "m t"]
+    second_total: float
+    sums: list[Tensor]
+    log_det: float
+    inverse: float
+
+    @classmethod
+    def of(
+        cls,
+        first: GridMoments,
+        second: GridMoments,
+        sums: list[np.ndarray],
+        log_det: float,
+        inverse: float,
+        device: torch.device,
+    ) -> NoisyMoments:
+        """Moments with weights 1 / D and 1 / D^2, which are sent to a device."""
+
+        def sent(a: np.ndarray) -> Tensor:
+            return torch.as_tensor(a).to(device, non_blocking=True)
+
+        gram = SparseMatrix(first.gram, device)
+        again = gram if second.gram is first.gram else SparseMatrix(second.gram, device)
+        ones = gram, sent(first.rhs), float(first.total.sum()), first.n
+        twos = again, sent(second.rhs), float(second.total.sum())
+        return cls(*ones, *twos, list(map(sent, sums)), log_det, inverse)
+
+    def divided(self, D: float, log_det: float) -> NoisyMoments:
+        """These of weights 1, divided by a noise variance that all rows have."""
+        return replace(
+            self,
+            gram=self.gram.scaled(1 / D),
+            rhs=self.rhs / D,
+            total=self.total / D,
+            second_gram=None,
+            second_rhs=self.rhs / D**2,
+            second_total=self.total / D**2,
+            sums=[part / D for part in self.sums],
+            log_det=log_det,
+            inverse=self.n / D,
+        )
+
+
+def missed_sum(moments: NoisyMoments, mean: Float[Tensor, "m t"]) -> Float[Tensor, ""]:
     """The sum of squared residuals of the rows from a mean on the grid, divided by the noise."""
     product = (mean * (moments.gram @ mean)).sum() - 2 * (moments.rhs * mean).sum()
     return moments.total + product
 
 
-def misfit(moments: SentMoments, missed: float, t: int, jitter: float) -> float:
+def misfit(moments: NoisyMoments, missed: float, t: int, jitter: float) -> float:
     """Mean squared residual of the rows from a mean on the grid, beyond the noise.
 
     Parameters
     ----------
-    moments : SentMoments
+    moments : NoisyMoments
         Moments with weights 1 / D. If the harmonic mean of D is unknown (NaN), the misfit is 0.
     missed : float
         The `missed_sum` of that mean.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import partial, reduce
 from operator import add
@@ -21,9 +22,9 @@ from ...linalg.gradients import GPProblem, GradientEstimate, GradientEstimator, 
 from ...linalg.solvers import cholesky_with_jitter
 from ._grid import Grid
 from ._grid_kernel import SMALLEST_NOISE, GridFactor, GridKernel, quadratic_form
-from ._moments import GridMoments, grid_moments, misfit, missed_sum
+from ._moments import GridMoments, NoisyMoments, grid_moments, misfit, missed_sum
 from ._polynomials import offset_sums
-from ._sparse import CPU, SentMoments
+from ._sparse import CPU
 
 # Allowed error from leaving out the smallest eigenvalues of the grid's covariance: in nats, by a
 # bound that in practice is about a hundred times too large, and as a share of the prior variance.
@@ -36,29 +37,6 @@ _TIMED, _SQUARES, _LEAST_RANK = 32, 2.0, 100
 _LONG_SQUARES = 8.0
 # Numbers in one block of columns on the grid.
 _BLOCK_NUMBERS = 2**21
-
-
-@dataclass(frozen=True, eq=False)
-class NoisyMoments:
-    """Moments of the rows under their noise variances D.
-
-    Attributes
-    ----------
-    first, second : GridMoments
-        Moments with weights 1 / D and 1 / D^2, the second without a gram if D is constant.
-    sums : list of Tensor
-        `offset_sums` of each component's block of ``first.gram``.
-    log_det : float
-        Sum of log D.
-    inverse : float
-        Sum of 1 / D.
-    """
-
-    first: GridMoments
-    second: GridMoments
-    sums: list[Tensor]
-    log_det: float
-    inverse: float
 
 
 def noise_jitter(smallest: float, prior: float) -> float:
@@ -86,12 +64,11 @@ class SummedRows(ABC):
         return noise_jitter(noise + self.smallest, prior)
 
     @abstractmethod
-    def at(self, noise: float) -> NoisyMoments:
-        """The moments when the white noise `noise` is added to the known noise of every row."""
+    def at(self, noise: float, device: torch.device, kept: dict[str, NoisyMoments]) -> NoisyMoments:
+        """The moments when the white noise `noise` is added to the known noise of every row.
 
-    def sent(self, noise: float, device: torch.device, kept: dict[str, SentMoments]) -> SentMoments:
-        """The same on a device; what does not depend on the noise is sent once, and `kept`."""
-        return SentMoments.of(self.at(noise), device)
+        What does not depend on the noise is sent to the device once, and `kept`.
+        """
 
     @abstractmethod
     def settled(self, white: float, prior: float) -> KeptRows:
@@ -137,18 +114,10 @@ class CommonNoise(KeptRows):
         self.moments, self.grid, self.smallest = moments, grid, known
         self._sums = _component_sums(moments, grid)
 
-    def at(self, noise: float) -> NoisyMoments:
-        D, n = noise + self.smallest, self.moments.n
-        first = self.moments.scaled(1 / D)
-        second = GridMoments(None, first.rhs / D, first.total / D, n)
-        sums = [torch.from_numpy(part / D) for part in self._sums]
-        return NoisyMoments(first, second, sums, n * math.log(D), n / D)
-
-    def sent(self, noise, device, kept):
+    def at(self, noise, device, kept):
         if "rows" not in kept:
-            sums = [torch.from_numpy(part) for part in self._sums]
-            alone = NoisyMoments(self.moments, self.moments, sums, 0.0, 1.0)
-            kept["rows"] = SentMoments.of(alone, device)
+            alone = self.moments, self.moments, self._sums, 0.0, 1.0
+            kept["rows"] = NoisyMoments.of(*alone, device)
         D = noise + self.smallest
         return kept["rows"].divided(D, self.moments.n * math.log(D))
 
@@ -159,9 +128,9 @@ class CommonNoise(KeptRows):
         if (table.noise == self.smallest).all():
             return CommonNoise(self.moments + _moments(self.grid, table), self.grid, self.smallest)
         jitter = self.jitter(white, prior)
-        noisy = self.at(white + jitter)
-        fixed = FixedNoise(noisy.first, self.grid, noisy.log_det, jitter)
-        return fixed.plus(table, white, prior)
+        D = white + jitter + self.smallest
+        given = self.moments.scaled(1 / D), self.grid, self.moments.n * math.log(D), jitter
+        return FixedNoise(*given).plus(table, white, prior)
 
 
 class NoiseByRow(SummedRows):
@@ -178,16 +147,20 @@ class NoiseByRow(SummedRows):
         self._grid, self._table = grid, table
         self.smallest = table.noise_range()[0]
 
-    def at(self, noise: float) -> NoisyMoments:
-        parts = self._table.each(_noisy_parts, self._grid, noise)
-        first, second, log_det, inverse = (reduce(add, part) for part in zip(*parts, strict=True))
-        sums = [torch.from_numpy(part) for part in _component_sums(first, self._grid)]
-        return NoisyMoments(first, second, sums, log_det, inverse)
+    def at(self, noise, device, kept):
+        first, second, log_det, inverse = self._sums(noise)
+        sums = _component_sums(first, self._grid)
+        return NoisyMoments.of(first, second, sums, log_det, inverse, device)
 
     def settled(self, white: float, prior: float) -> KeptRows:
         jitter = self.jitter(white, prior)
-        noisy = self.at(white + jitter)
-        return FixedNoise(noisy.first, self._grid, noisy.log_det, jitter)
+        first, _, log_det, _ = self._sums(white + jitter)
+        return FixedNoise(first, self._grid, log_det, jitter)
+
+    def _sums(self, noise: float) -> Iterator[Any]:
+        """Moments with weights 1 / D and 1 / D^2, and the sums of log D and 1 / D."""
+        parts = self._table.each(_noisy_parts, self._grid, noise)
+        return (reduce(add, part) for part in zip(*parts, strict=True))
 
 
 class FixedNoise(KeptRows):
@@ -212,8 +185,9 @@ class FixedNoise(KeptRows):
     def jitter(self, noise: float, prior: float) -> float:
         return self.added
 
-    def at(self, noise: float) -> NoisyMoments:
-        return NoisyMoments(self.moments, self.moments, [], self.log_det, float("nan"))
+    def at(self, noise, device, kept):
+        given = self.moments, self.moments, [], self.log_det, float("nan")
+        return NoisyMoments.of(*given, device)
 
     def moved(self, numbers: np.ndarray, grid: Grid) -> KeptRows:
         moments = self.moments.moved(numbers, grid.n_points)
@@ -263,36 +237,12 @@ def _component_sums(moments: GridMoments, grid: Grid) -> list[np.ndarray]:
     return sums
 
 
-@dataclass(frozen=True, eq=False)
-class FewRows:
-    """Fewer rows than the grid's covariance has rank.
-
-    Attributes
-    ----------
-    weights : Tensor of shape (m, n)
-        W', the interpolation weights of each row.
-    rows : Rows
-        Their inputs have no columns.
-    """
-
-    weights: Float[Tensor, "m n"]
-    rows: Rows
-
-    @classmethod
-    def of(
-        cls,
-        grid: Grid,
-        X: np.ndarray,
-        Y: np.ndarray,
-        known: np.ndarray,
-        device: torch.device = CPU,
-        counts: np.ndarray | float = 1.0,
-        within: np.ndarray | float = 0.0,
-    ) -> FewRows:
-        weights = torch.from_numpy(grid.interpolate(X).toarray()).T.contiguous()
-        nothing, targets = torch.empty(len(X), 0, dtype=torch.float64), torch.from_numpy(Y).double()
-        rows = Rows.of(nothing, targets, known, counts, within).to(torch.float64, device)
-        return cls(weights.to(device, torch.float64, non_blocking=True), rows)
+def rows_on_grid(grid: Grid, table: Table, device: torch.device = CPU) -> Rows:
+    """The rows of a table, whose inputs are their interpolation weights W (n, m)."""
+    # The columns of W' are read more often than its rows.
+    weights = torch.from_numpy(grid.interpolate(table.X).toarray()).T.contiguous()
+    known = torch.from_numpy(table.targets).double(), table.noise, table.counts, table.within
+    return Rows.of(weights.T, *known).to(torch.float64, device)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -307,10 +257,11 @@ class GridProblem(GPProblem):
         The moments.
     probes : RowProbes or None
         Random vectors over the rows, for ``solver="cg"``.
-    few : FewRows or None
-        The rows themselves, if training with them costs less than with the grid's covariance.
+    few : Rows or None
+        The rows themselves (`rows_on_grid`), if training with them costs less than with the grid's
+        covariance.
     sent : dict
-        What `SummedRows.sent` keeps.
+        What `SummedRows.at` keeps.
     """
 
     has_rows = False
@@ -318,8 +269,8 @@ class GridProblem(GPProblem):
     grid_kernel: GridKernel
     summed: SummedRows = field(repr=False)
     probes: Any = field(default=None, repr=False)
-    few: FewRows | None = field(default=None, repr=False)
-    sent: dict[str, SentMoments] = field(default_factory=dict, repr=False)
+    few: Rows | None = field(default=None, repr=False)
+    sent: dict[str, NoisyMoments] = field(default_factory=dict, repr=False)
 
     @classmethod
     def make(
@@ -328,7 +279,7 @@ class GridProblem(GPProblem):
         summed: SummedRows,
         n: int,
         probes: Any = None,
-        few: FewRows | None = None,
+        few: Rows | None = None,
     ) -> GridProblem:
         nothing, kernel = torch.empty(n, 0, dtype=torch.float64), grid_kernel.kernel
         own = dict(grid_kernel=grid_kernel, summed=summed, probes=probes, few=few)
@@ -337,13 +288,13 @@ class GridProblem(GPProblem):
 
 def raised_noise(
     problem: GridProblem, theta: Float[Tensor, " p"]
-) -> tuple[float, float, SentMoments]:
+) -> tuple[float, float, NoisyMoments]:
     """The white noise plus jitter, the jitter, and the moments at this noise."""
     kernel = problem.grid_kernel
     with torch.no_grad():
         noise = float(kernel.noise(theta))
         jitter = problem.summed.jitter(noise, float(kernel.prior(theta)))
-    moments = problem.summed.sent(noise + jitter, kernel.device, problem.sent)
+    moments = problem.summed.at(noise + jitter, kernel.device, problem.sent)
     return noise + jitter, jitter, moments
 
 
@@ -490,7 +441,8 @@ class GridGradient(GradientEstimator):
 def few_rows_gradient(problem: GridProblem, theta: Float[Tensor, " p"]) -> GradientEstimate:
     """The same likelihood and gradient by dense algebra over the rows; O(n^2 m + n m log m)."""
     kernel, theta = problem.grid_kernel, theta.detach().double()
-    W, rows = problem.few.weights, problem.few.rows
+    rows = problem.few
+    W = rows.X.T
     n, t = rows.Y.shape
     with torch.no_grad():
         noise = float(kernel.noise(theta))

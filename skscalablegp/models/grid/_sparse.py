@@ -1,11 +1,9 @@
-"""Sparse matrices and sums over rows on the device of a grid."""
+"""Sparse matrices on the device of a grid."""
 
 from __future__ import annotations
 
 from copy import copy
-from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 import scipy.sparse
@@ -84,74 +82,3 @@ def times(gram: scipy.sparse.csr_array | np.ndarray, V: Float[Tensor, "m s"]) ->
     if isinstance(gram, np.ndarray):
         return torch.from_numpy(gram) @ V
     return torch.from_numpy(gram @ V.numpy())
-
-
-@dataclass(frozen=True, eq=False)
-class SentMoments:
-    """`NoisyMoments` on the device of the grid.
-
-    Attributes
-    ----------
-    gram : SparseMatrix
-    rhs : Tensor of shape (m, t)
-    total, second_total : float
-        Sums of c y^2 over rows and targets, with c = 1 / D and 1 / D^2.
-    n : int or float
-        Number of rows, or the sum of their counts.
-    second_gram : SparseMatrix or None
-        None if D is constant.
-    second_rhs : Tensor of shape (m, t)
-    sums : list of Tensor
-    log_det, inverse : float
-    """
-
-    gram: SparseMatrix
-    rhs: Float[Tensor, "m t"]
-    total: float
-    n: int | float
-    second_gram: SparseMatrix | None
-    second_rhs: Float[Tensor, "m t"]
-    second_total: float
-    sums: list[Tensor]
-    log_det: float
-    inverse: float
-
-    @classmethod
-    def of(cls, moments: Any, device: torch.device) -> SentMoments:
-        """Moments that are sent to a device."""
-
-        def sent(a: Any) -> Tensor:
-            return torch.as_tensor(a).to(device, non_blocking=True)
-
-        first, second = moments.first, moments.second
-        gram = SparseMatrix(first.gram, device)
-        again = gram if second.gram is first.gram else None
-        if again is None and second.gram is not None:
-            again = SparseMatrix(second.gram, device)
-        return cls(
-            gram,
-            sent(first.rhs),
-            float(first.total.sum()),
-            first.n,
-            again,
-            sent(second.rhs),
-            float(second.total.sum()),
-            [sent(part) for part in moments.sums],
-            moments.log_det,
-            moments.inverse,
-        )
-
-    def divided(self, D: float, log_det: float) -> SentMoments:
-        """These of weights 1, divided by a noise variance that all rows have."""
-        return replace(
-            self,
-            gram=self.gram.scaled(1 / D),
-            rhs=self.rhs / D,
-            total=self.total / D,
-            second_gram=None,
-            second_rhs=self.rhs / D**2,
-            second_total=self.total / D**2,
-            sums=[part / D for part in self.sums],
-            log_det=log_det,
-            inverse=self.n / D,
-        )

@@ -34,12 +34,12 @@ from skscalablegp.models.experts._gradient import ExpertsGradient
 from skscalablegp.models.fourier import collapsed_marginal_likelihood
 from skscalablegp.models.fourier._collapsed import feature_weights
 from skscalablegp.models.grid import (
-    FewRows,
     GridKernel,
     GridProblem,
     RowProbes,
     grid_marginal_likelihood,
     make_grid,
+    rows_on_grid,
 )
 from skscalablegp.models.grid._network import _negative_likelihood, _squared_error
 from skscalablegp.models.grid._objective import few_rows_gradient, summed
@@ -327,11 +327,7 @@ def test_a_grid_sums_all_rows_that_rows_stand_for(known):
     assert_allclose(got.value, want.value, rtol=1e-9)
     assert_allclose(got.grad, want.grad, rtol=1e-6)
     assert_allclose(got.misfit, want.misfit, rtol=1e-8, atol=1e-12)
-    few = [
-        FewRows.of(kernel.grid, t.X, t.targets, t.noise, counts=t.counts, within=t.within)
-        for t in both
-    ]
-    for rows in few:
+    for rows in (rows_on_grid(kernel.grid, table) for table in both):
         found = few_rows_gradient(replace(part, few=rows), theta)
         assert_allclose(found.value, want.value, rtol=1e-8)
         assert_allclose(found.grad, want.grad, rtol=1e-4, atol=1e-4)

@@ -14,7 +14,6 @@ from skscalablegp.gradients import GradientState
 from skscalablegp.kernels import compile_kernel
 from skscalablegp.models.grid import (
     CommonNoise,
-    FewRows,
     GridGradient,
     GridKernel,
     GridPosterior,
@@ -23,6 +22,7 @@ from skscalablegp.models.grid import (
     grid_marginal_likelihood,
     grid_moments,
     make_grid,
+    rows_on_grid,
 )
 
 C, W = ConstantKernel, WhiteKernel
@@ -67,21 +67,26 @@ def test_value_and_gradient(d, structure, kernel, t, known, thresholds):
     assert grid_marginal_likelihood(made, theta, eval_gradient=False).grad is None
     estimate, _ = GridGradient().estimate(made, theta, GradientState())
     assert estimate.value == result.value
-    few = FewRows.of(made.grid_kernel.grid, X, Y.numpy(), extra.numpy())
+    table = Table(X, Y.numpy(), np.zeros(t), np.ones(t), extra.numpy())
+    few = rows_on_grid(made.grid_kernel.grid, table)
     by_rows, _ = GridGradient().estimate(replace(made, few=few), theta, GradientState())
     assert by_rows.value == pytest.approx(value, rel=1e-10)
     torch.testing.assert_close(by_rows.grad, grad, rtol=1e-8, atol=1e-8)
 
 
-def test_few_rows_train_by_themselves(thresholds, monkeypatch):
+def test_few_rows_train_by_themselves(thresholds, stand_in):
     """A rough prior on a product grid has far more columns than there are rows."""
     rng = np.random.default_rng(0)
     X = rng.uniform(size=(50, 3))
     y = np.sin(4 * X[:, 0]) + X[:, 1] * X[:, 2] + 0.1 * rng.standard_normal(50)
     settings = dict(structure="product", grid_size=7, random_state=0)
     asked = []
-    original = FewRows.of
-    monkeypatch.setattr(FewRows, "of", lambda *a: asked.append(len(a[1])) or original(*a))
+
+    def counted(grid, table, device):
+        asked.append(len(table.X))
+        return original(grid, table, device)
+
+    original = stand_in("rows_on_grid", counted)
     by_rows = KISSGPRegressor(**settings).fit(X, y)
     assert asked == [50]
     thresholds(_FEW_NUMBERS=0)

@@ -13,7 +13,6 @@ from skscalablegp.gradients import GradientState
 from skscalablegp.kernels import compile_kernel
 from skscalablegp.models.grid import (
     CommonNoise,
-    FewRows,
     GridGradient,
     GridKernel,
     GridProblem,
@@ -23,6 +22,7 @@ from skscalablegp.models.grid import (
     grid_marginal_likelihood,
     grid_moments,
     make_grid,
+    rows_on_grid,
 )
 
 C, W = ConstantKernel, WhiteKernel
@@ -39,12 +39,13 @@ def problem(d, structure, kernel, known, device, size=12):
     compiled, grid = compile_kernel(kernel, d), make_grid(X, [size] * d, structure)
     on_grid = GridKernel(compiled, grid, device=torch.device(device))
     by_row = np.broadcast_to(known, 60).copy()
+    table = Table(X, Y, np.zeros(2), np.ones(2), by_row)
     if np.ndim(known):
-        rows = NoiseByRow(grid, Table(X, Y, np.zeros(2), np.ones(2), known))
+        rows = NoiseByRow(grid, table)
     else:
         rows = CommonNoise(grid_moments(grid, X, Y), grid, known)
     probes = RowProbes(grid, X, by_row, torch.Generator().manual_seed(0))
-    few = FewRows.of(grid, X, Y, by_row, on_grid.device)
+    few = rows_on_grid(grid, table, on_grid.device)
     return GridProblem.make(on_grid, rows, 60, probes), few
 
 
