@@ -93,8 +93,8 @@ MUTANTS = [
     (
         "neighbourhoods consist of rows that were held out",
         "Among._own_solved",
-        "near, X = self._rows[found.to(self._rows.device)], self._problem.X",
-        "near, X = found.to(self._rows.device), self._problem.X",
+        "near, X = self.rows[found.to(self.rows.device)], self.problem.X",
+        "near, X = found.to(self.rows.device), self.problem.X",
         f"{CORRECTED} -k 'corrected_by_wide_ones'",
     ),
     (
@@ -184,8 +184,8 @@ MUTANTS = [
     (
         "dual weights of single precision are never computed again",
         "dual_weights",
-        "found[lost] = answer(X[lost], near[lost], torch.float64)",
-        "pass",
+        "given.resolves(given.factor.diagonal(dim1=1, dim2=2).square())",
+        "~given.failed | True",
         f"{CORRECTED} -k 'single_precision'",
     ),
     (
@@ -239,9 +239,9 @@ MUTANTS = [
     ),
     (
         "sets without a factor in single precision keep what they got",
-        "predict",
-        "if lost.any(): ...",
-        "if False: ...",
+        "_fill",
+        "dtype == torch.float32 and not resolved.all()",
+        "False",
         f"{TESTS} -k single_precision",
     ),
     (
@@ -395,7 +395,7 @@ MUTANTS = [
         "the determinant of the weights' precision counts once for all targets",
         "WholeLikelihood.at",
         "t * log_det + sums.square",
-        "t * sums.log_det + 2 * float(factor.diagonal().log().sum()) + sums.square",
+        "t * sums.log_det + 2 * float(belief.factor.diagonal().log().sum()) + sums.square",
         f"{SHARED} -k exact_likelihood",
     ),
     (
@@ -461,7 +461,7 @@ MUTANTS = [
     (
         "joint predictions of exports condition in the order of the rows",
         "NeighborModule.joint",
-        "order = self._order(X)",
+        "order = coarse_to_fine(points)",
         "order = torch.arange(X.shape[1]).expand(X.shape[:2])",
         "tests/contracts/test_one_distribution.py -k 'every_model and neighbours'",
         True,

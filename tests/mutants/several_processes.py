@@ -130,8 +130,9 @@ MUTANTS = [
     (
         "parts of the rows count the prior of the weights each",
         "WholeLikelihood.sums",
-        "found.precision - _identity(found.precision)",
-        "found.precision",
+        "self._process(theta).sums(self._rows(some))",
+        "(lambda one: one._replace(precision=one.precision + torch.eye(len(one.precision))))("
+        "self._process(theta).sums(self._rows(some)))",
         f"{TESTS} -k threads",
     ),
     (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -15,12 +15,14 @@ from ._local import dual_weights
 from ._metric import Index, Metric
 
 
+@dataclass(eq=False)
 class Among:
     """Searches some rows of a table.
 
-    It holds the whole table, which other processes then have already.
+    It holds the whole table, which other processes then have already, and pickles without its
+    index, which they make from the rows.
 
-    Parameters
+    Attributes
     ----------
     problem : GPProblem
         All training rows, in double precision.
@@ -34,43 +36,32 @@ class Among:
         Number of processes that share the work, as in joblib.
     """
 
-    def __init__(
-        self,
-        problem: GPProblem,
-        theta: Float[Tensor, " p"],
-        rows: Int[Tensor, " s"],
-        precision: torch.dtype,
-        n_jobs: int | None,
-    ):
-        self._problem, self._theta, self._rows = problem, theta, rows
-        self._precision, self._n_jobs = precision, n_jobs
-        self._search()
+    problem: GPProblem
+    theta: Float[Tensor, " p"]
+    rows: Int[Tensor, " s"]
+    precision: torch.dtype
+    n_jobs: int | None
 
-    def _search(self) -> None:
-        points = Metric(self._problem.kernel, self._theta, self._problem.X).points
-        self.points: Float[np.ndarray, "s q"] = points[self._rows.cpu().numpy()]
+    def __post_init__(self) -> None:
+        points = Metric(self.problem.kernel, self.theta, self.problem.X).points
+        self.points: Float[np.ndarray, "s q"] = points[self.rows.cpu().numpy()]
         self._index = Index(self.points)
 
-    def __getstate__(self) -> dict[str, Any]:
-        """Without the index, which another process makes from the rows."""
-        return {k: v for k, v in vars(self).items() if k not in ("points", "_index")}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state)
-        self._search()
+    def __reduce__(self) -> tuple:
+        return Among, (self.problem, self.theta, self.rows, self.precision, self.n_jobs)
 
     def solved(
         self, points: Float[Tensor, "b q"], m: int
     ) -> tuple[Int[Tensor, "b m"], Float[Tensor, "b m t"]]:
         """The numbers of the m nearest rows of each point, and their dual weights."""
-        by = workers(self, len(points), self._n_jobs, device=self._problem.X.device)
+        by = workers(self, len(points), self.n_jobs, device=self.problem.X.device)
         found = by.call(Among._own_solved, m, along=[points])
         near, weights = map(torch.cat, zip(*found, strict=True))
         return near, weights
 
     def _own_solved(self, points: Tensor, m: int) -> tuple[Tensor, Tensor]:
         found = torch.as_tensor(self._index.nearest(points.numpy(), m)[1])
-        near, X = self._rows[found.to(self._rows.device)], self._problem.X
+        near, X = self.rows[found.to(self.rows.device)], self.problem.X
         # Coordinates are relative to the nearest row.
-        given = self._problem, self._theta, X[near[:, 0]], near, self._precision
+        given = self.problem, self.theta, X[near[:, 0]], near, self.precision
         return near, dual_weights(*given)

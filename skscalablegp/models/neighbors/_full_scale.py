@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import reduce
+from operator import add
 from typing import NamedTuple
 
 import numpy as np
@@ -103,13 +105,18 @@ def factor_of(
 ) -> Float[Tensor, "q q"]:
     """L, the Cholesky factor of k(Z, Z); u(x) = L^-1 k(Z, x). Differentiable in theta."""
     K = kernel.cross(theta, Z, Z)
-    if not len(Z):
-        return K
     added = _JITTER * K.detach().diagonal().mean()
     K = K + added * torch.eye(len(Z), dtype=K.dtype, device=K.device)
     if K.requires_grad:
         return torch.linalg.cholesky(K)
     return cholesky_with_jitter(K)[0]
+
+
+class Belief(NamedTuple):
+    """The posterior of v: its mean (q, t), and the Cholesky factor of its precision (q, q)."""
+
+    mean: Float[Tensor, "q t"]
+    factor: Float[Tensor, "q q"]
 
 
 class Sums(NamedTuple):
@@ -118,7 +125,7 @@ class Sums(NamedTuple):
     Attributes
     ----------
     precision : Tensor of shape (q, q)
-        I + sum h h' / d.
+        sum h h' / d.
     linear : Tensor of shape (q, t)
         sum h e' / d.
     log_det, square : float
@@ -130,17 +137,12 @@ class Sums(NamedTuple):
     log_det: float
     square: float
 
-
-class _Steps(NamedTuple):
-    """What b rows are given the rows before them: y = w' y_near + h' v + e, var(e) = d."""
-
-    e: Float[Tensor, "b t"]
-    h: Float[Tensor, "b q"]
-    d: Float[Tensor, " b"]
-    w: Float[Tensor, "b k"]
-    factor: Float[Tensor, "b k k"]
-    V: Float[Tensor, "b m q"]
-    Y: Float[Tensor, "b k t"]
+    def belief(self) -> Belief:
+        """The posterior of v, whose prior precision is I."""
+        precision = self.precision.clone()
+        precision.diagonal().add_(1)
+        factor = torch.linalg.cholesky(precision)
+        return Belief(torch.cholesky_solve(self.linear, factor), factor)
 
 
 class FullScale:
@@ -166,11 +168,10 @@ class FullScale:
     theta : Tensor of shape (p,)
     rows : Tensor of shape (n, q)
         u at all training rows.
-    targets : Tensor of shape (n, t)
     """
 
     def __init__(self, problem: GPProblem, theta: Float[Tensor, " p"], inducing: Int[Tensor, " q"]):
-        self._problem, self.theta, self.targets = problem, theta.detach(), problem.Y
+        self._problem, self.theta = problem, theta.detach()
         self._Z = problem.X[inducing.to(problem.X.device)]
         with torch.no_grad():
             self._factor = factor_of(problem.kernel, self.theta, self._Z)
@@ -185,8 +186,26 @@ class FullScale:
         look_up()
         return _solved(self._factor, self._problem.kernel.cross(self.theta, self._Z, X))
 
-    def _step(self, theta: Tensor, earlier: Earlier, some: slice) -> tuple[_Steps, Tensor, Tensor]:
-        """Some rows given those before them, the kernel's matrices, and the noise in them."""
+    def shared(self, belief: Belief) -> Shared:
+        """The process u(x)' v with this posterior of v."""
+        rest = self._problem.Y - self.rows @ belief.mean
+        return Shared(self.features, self.rows, rest, *belief)
+
+    def _step(
+        self, theta: Tensor, earlier: Earlier, some: slice
+    ) -> tuple[tuple[Tensor, ...], Tensor, Tensor]:
+        """Some rows given those before them: y = w' y_near + h' v + e, var(e) = d.
+
+        Returns
+        -------
+        steps : tuple of Tensor
+            e (b, t), h (b, q), d (b,), w (b, k), the factor (b, k, k), u (b, k + 1, q) and Y
+            (b, k, t) of the sets.
+        K : Tensor of shape (b, k + 1, k + 1)
+            The kernel's matrices.
+        noise : Tensor of shape (b, k + 1)
+            What is added to their diagonals.
+        """
         problem, rows = self._problem, earlier.rows[some].to(self.rows.device)
         near = earlier.near[some].to(rows)
         Z, noise, Y = gather(problem, theta, problem.X[rows], near)
@@ -197,18 +216,15 @@ class FullScale:
         with torch.no_grad():
             V = torch.cat([self.rows[near], self.rows[rows][:, None]], 1)
             found = condition(K - V @ V.mT, noise, Y)
-            w = torch.linalg.solve_triangular(found.factor.mT, found.half[:, :, :1], upper=True)
-            e = problem.Y[rows] - (w.mT @ Y)[:, 0]
-            h = V[:, -1] - (w.mT @ V[:, :-1])[:, 0]
+            w = found.weights()
+            e = problem.Y[rows] - (w[:, None] @ Y)[:, 0]
+            h = V[:, -1] - (w[:, None] @ V[:, :-1])[:, 0]
             d = torch.maximum(found.variance + own, _LEAST * prior)
-        steps = _Steps(e, h, d, w[:, :, 0], found.factor, V, Y)
-        return steps, K, torch.cat([noise, own[:, None]], 1)
+        return (e, h, d, w, found.factor, V, Y), K, torch.cat([noise, own[:, None]], 1)
 
     def _parts(self, earlier: Earlier) -> list[slice]:
-        n, (begin, size) = (
-            len(earlier.rows),
-            starts(len(earlier.rows), earlier.near.shape[1], self.rows.device),
-        )
+        n = len(earlier.rows)
+        begin, size = starts(n, earlier.near.shape[1], self.rows.device)
         return [slice(start, min(start + size, n)) for start in begin]
 
     def sums(self, earlier: Earlier) -> Sums:
@@ -222,20 +238,8 @@ class FullScale:
             square = float((e.square() / d[:, None]).sum())
             return scaled.mT @ h, scaled.mT @ e, float(d.log().sum()), square
 
-        q, t = self.rows.shape[1], self._problem.Y.shape[1]
-        precision = torch.eye(q, dtype=self.rows.dtype, device=self.rows.device)
-        linear, log_det, square = self.rows.new_zeros(q, t), 0.0, 0.0
-        for found in map_in_order(part, self._parts(earlier), self.rows.device):
-            precision += found[0]
-            linear += found[1]
-            log_det, square = log_det + found[2], square + found[3]
-        return Sums(precision, linear, log_det, square)
-
-    def posterior(self, earlier: Earlier) -> Belief:
-        """The posterior of v given all targets."""
-        sums = self.sums(earlier)
-        factor = torch.linalg.cholesky(sums.precision) if len(sums.precision) else sums.precision
-        return Belief(_solved_twice(sums.linear, factor), factor)
+        parts = map_in_order(part, self._parts(earlier), self.rows.device)
+        return Sums(*reduce(lambda one, two: list(map(add, one, two)), parts))
 
     def gradient(self, earlier: Earlier, belief: Belief) -> Float[Tensor, " p"]:
         """What some rows add to the gradient of the likelihood, given the posterior of v."""
@@ -300,9 +304,8 @@ class WholeLikelihood:
         return Earlier(*(part[some] for part in self.earlier))
 
     def sums(self, some: Int[Tensor, " b"], theta: Float[Tensor, " p"]) -> Sums:
-        """Sums over some places in the order, without the I of the precision."""
-        found = self._process(theta).sums(self._rows(some))
-        return found._replace(precision=found.precision - _identity(found.precision))
+        """Sums over some places in the order."""
+        return self._process(theta).sums(self._rows(some))
 
     def gradient(
         self, some: Int[Tensor, " b"], theta: Float[Tensor, " p"], belief: Belief
@@ -323,56 +326,15 @@ class WholeLikelihood:
         by = workers(self, n, n_jobs, device=self.problem.X.device)
         parts = by.call(WholeLikelihood.sums, theta, along=[places])
         sums = Sums(*map(sum, zip(*parts, strict=True)))
-        precision = sums.precision + _identity(sums.precision)
-        factor = torch.linalg.cholesky(precision) if len(precision) else precision
-        b = _solved_twice(sums.linear, factor)
-        log_det = sums.log_det + 2 * float(factor.diagonal().log().sum())
-        value = t * log_det + sums.square - float((sums.linear * b).sum())
+        belief = sums.belief()
+        log_det = sums.log_det + 2 * float(belief.factor.diagonal().log().sum())
+        value = t * log_det + sums.square - float((sums.linear * belief.mean).sum())
         value = -0.5 * (value + n * t * math.log(2 * math.pi))
         more, grad = self.problem.repeated(theta, eval_gradient)
         if eval_gradient:
-            given = WholeLikelihood.gradient, theta, Belief(b, factor)
-            grad = grad + sum(by.call(*given, along=[places]))
+            more_grad = by.call(WholeLikelihood.gradient, theta, belief, along=[places])
+            grad = grad + sum(more_grad)
         return value + more, grad if eval_gradient else None
-
-
-class Belief(NamedTuple):
-    """The posterior of v: its mean (q, t), and the Cholesky factor of its precision (q, q)."""
-
-    mean: Float[Tensor, "q t"]
-    factor: Float[Tensor, "q q"]
-
-
-class SharedWeights(Shared):
-    """The process u(x)' v that all rows share, with v given all targets.
-
-    Parameters
-    ----------
-    process : FullScale
-    belief : Belief
-
-    Attributes
-    ----------
-    rows : Tensor of shape (n, q)
-        u at all training rows.
-    mean : Tensor of shape (q, t)
-        The mean of v.
-    rest : Tensor of shape (n, t)
-        The targets less the mean of u' v.
-    """
-
-    def __init__(self, process: FullScale, belief: Belief):
-        self._process, self.belief = process, belief
-        self.rows, self.mean = process.rows, belief.mean
-        self.rest = process.targets - self.rows @ self.mean
-
-    def features(self, X: Float[Tensor, "b d"]) -> Float[Tensor, "b q"]:
-        """u(x)."""
-        return self._process.features(X)
-
-    def half(self, h: Float[Tensor, "b q"]) -> Float[Tensor, "b q"]:
-        """B with B B' the covariance of h' v."""
-        return _solved(self.belief.factor, h.mT)
 
 
 def _solved(factor: Float[Tensor, "q q"], B: Float[Tensor, "q b"]) -> Float[Tensor, "b q"]:
@@ -380,16 +342,8 @@ def _solved(factor: Float[Tensor, "q q"], B: Float[Tensor, "q b"]) -> Float[Tens
     return torch.linalg.solve_triangular(factor, B, upper=False).mT
 
 
-def _identity(like: Float[Tensor, "q q"]) -> Float[Tensor, "q q"]:
-    return torch.eye(len(like), dtype=like.dtype, device=like.device)
-
-
-def _solved_twice(B: Float[Tensor, "q t"], factor: Float[Tensor, "q q"]) -> Float[Tensor, "q t"]:
-    return torch.cholesky_solve(B, factor) if len(B) else B
-
-
-def _adjoints(steps: _Steps, belief: Belief) -> tuple[Tensor, Tensor, Tensor]:
-    """Derivatives of the log likelihood by each row's step.
+def _adjoints(steps: tuple[Tensor, ...], belief: Belief) -> tuple[Tensor, Tensor, Tensor]:
+    """Derivatives of the log likelihood by each row's step, as in `FullScale`.
 
     Returns
     -------
@@ -401,7 +355,7 @@ def _adjoints(steps: _Steps, belief: Belief) -> tuple[Tensor, Tensor, Tensor]:
     e, h, d, w, factor, V, Y = steps
     with torch.no_grad():
         r = (e - h @ belief.mean) / d[:, None]
-        spread = _solved_twice(h.mT, belief.factor).mT
+        spread = torch.cholesky_solve(h.mT, belief.factor).mT
         t = e.shape[1]
         by_d = -0.5 * (t / d - r.square().sum(1) - t * (spread * h).sum(1) / d.square())
         by_h = r @ belief.mean.mT - t * spread / d[:, None]

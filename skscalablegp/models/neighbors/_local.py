@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Int, Int64
 from torch import Tensor
 
 from ...core.posteriors import without_own
@@ -54,6 +53,15 @@ class Given(NamedTuple):
     factor: Float[Tensor, "b m m"]
     half: Float[Tensor, "b m s"]
     failed: Bool[Tensor, " b"]
+
+    def weights(self) -> Float[Tensor, "b m"]:
+        """Weights of the observations in the mean."""
+        upper, k = self.factor.mT, self.half[:, :, :1]
+        return torch.linalg.solve_triangular(upper, k, upper=True)[:, :, 0]
+
+    def resolves(self, variances: Float[Tensor, "b c"]) -> Bool[Tensor, " b"]:
+        """Whether single precision resolves all of these variances of a set."""
+        return ~self.failed & (variances >= _RESOLVED * self.prior[:, None]).all(1)
 
 
 def condition(
@@ -139,20 +147,32 @@ def starts(n: int, m: int, device: torch.device) -> tuple[range, int]:
     return range(0, n, step), step
 
 
-class Shared(ABC):
-    """A process of a few weights v, u(x)' v, that all rows share; see `FullScale`."""
+class Shared(NamedTuple):
+    """A process of a few weights v, u(x)' v, that all rows share; see `FullScale`.
 
+    Attributes
+    ----------
+    features : callable
+        u at some rows, (b, q).
+    rows : Tensor of shape (n, q)
+        u at all training rows.
+    rest : Tensor of shape (n, t)
+        The targets less the mean of u' v.
+    mean : Tensor of shape (q, t)
+        The mean of v.
+    factor : Tensor of shape (q, q)
+        The Cholesky factor of its precision.
+    """
+
+    features: Callable[[Tensor], Tensor]
     rows: Float[Tensor, "n q"]
     rest: Float[Tensor, "n t"]
     mean: Float[Tensor, "q t"]
+    factor: Float[Tensor, "q q"]
 
-    @abstractmethod
-    def features(self, X: Float[Tensor, "b d"]) -> Float[Tensor, "b q"]:
-        """u(x)."""
-
-    @abstractmethod
     def half(self, h: Float[Tensor, "b q"]) -> Float[Tensor, "b q"]:
         """B with B B' the posterior covariance of h' v."""
+        return torch.linalg.solve_triangular(self.factor, h.mT, upper=False).mT
 
 
 class Predicted(NamedTuple):
@@ -192,9 +212,8 @@ def predict(
     the nearer ones. With a process that all rows share, the neighbours predict what it leaves.
     """
 
-    def answer(X: Tensor, near: Tensor, dtype: torch.dtype) -> tuple[Tensor, ...]:
+    def answer(X: Tensor, near: Tensor, dtype: torch.dtype) -> tuple[list[Tensor], Tensor]:
         given, V = _given_near(problem, theta, X, near, dtype, shared)
-        prior = given.prior
         squares = given.half[:, :NEAREST, 1:].square().mean((1, 2))
         parts = given.mean, given.variance, squares, given.variance
         found = [part.double() for part in parts]
@@ -202,31 +221,14 @@ def predict(
             found[0] = found[0] + V[:, -1].double() @ shared.mean
             h = _left_of_features(given, V).double()
             found[1] = found[1] + shared.half(h).square().sum(1)
-        if dtype == torch.float32:
-            lost = given.failed | ~(given.variance >= _RESOLVED * prior)
-            if errors:
-                own = given.factor.diagonal(dim1=1, dim2=2)[:, :NEAREST].square()
-                lost |= ~(own >= _RESOLVED * prior[:, None]).all(1)
-            if lost.any():
-                for part, again in zip(
-                    found, answer(X[lost], near[lost], torch.float64), strict=True
-                ):
-                    part[lost] = again
-        return tuple(found)
+        variances = given.variance[:, None]
+        if errors:
+            own = given.factor.diagonal(dim1=1, dim2=2)[:, :NEAREST].square()
+            variances = torch.cat([variances, own], 1)
+        return found, given.resolves(variances)
 
-    begin, step = starts(len(X), near.shape[1], X.device)
-    # What is kept is allocated before: between large matrices it would keep their memory apart.
-    parts = X.new_empty(len(X), problem.Y.shape[1]), *X.new_empty(3, len(X))
-    found = Predicted(*parts)
-
-    def write(start: int) -> None:
-        some = slice(start, start + step)
-        for out, part in zip(found, answer(X[some], near[some], dtype), strict=True):
-            out[some] = part
-
-    with torch.no_grad():
-        for _ in map_in_order(write, begin, X.device):
-            pass
+    found = Predicted(X.new_empty(len(X), problem.Y.shape[1]), *X.new_empty(3, len(X)))
+    _fill(found, answer, X, near, dtype)
     return found
 
 
@@ -242,29 +244,51 @@ def dual_weights(
     Those are computed again in double precision for which single precision cannot resolve the
     variance of one of the neighbours given those before it.
     """
-    begin, step = starts(len(X), near.shape[1], X.device)
-    out = X.new_empty(*near.shape, problem.Y.shape[1])
 
-    def answer(X: Tensor, near: Tensor, dtype: torch.dtype) -> Tensor:
+    def answer(X: Tensor, near: Tensor, dtype: torch.dtype) -> tuple[list[Tensor], Tensor]:
         given, _ = _given_near(problem, theta, X, near, dtype, None)
         # A factor without gaps between its columns is solved with several times as fast.
         upper, half = given.factor.clone().mT, given.half[:, :, 1:]
         found = torch.linalg.solve_triangular(upper, half, upper=True).double()
-        if dtype == torch.float32:
-            own = given.factor.diagonal(dim1=1, dim2=2).square()
-            lost = given.failed | ~(own >= _RESOLVED * given.prior[:, None]).all(1)
-            if lost.any():
-                found[lost] = answer(X[lost], near[lost], torch.float64)
-        return found
+        return [found], given.resolves(given.factor.diagonal(dim1=1, dim2=2).square())
+
+    out = X.new_empty(*near.shape, problem.Y.shape[1])
+    _fill([out], answer, X, near, dtype)
+    return out
+
+
+def _fill(
+    out: Sequence[Tensor],
+    answer: Callable[[Tensor, Tensor, torch.dtype], tuple[list[Tensor], Tensor]],
+    X: Float[Tensor, "b d"],
+    near: Int[Tensor, "b m"],
+    dtype: torch.dtype,
+) -> None:
+    """Write the answers for all rows, block by block, and whether they are resolved.
+
+    What is kept is allocated before: between large matrices it would keep their memory apart. Rows
+    that single precision does not resolve are answered again in double precision.
+    """
+    begin, step = starts(len(X), near.shape[1], X.device)
 
     def write(start: int) -> None:
-        some = slice(start, start + step)
-        out[some] = answer(X[some], near[some], dtype)
+        rows, sets = X[start : start + step], near[start : start + step]
+        found, resolved = answer(rows, sets, dtype)
+        if dtype == torch.float32 and not resolved.all():
+            again, _ = answer(rows[~resolved], sets[~resolved], torch.float64)
+            for part, better in zip(found, again, strict=True):
+                part[~resolved] = better
+        for whole, part in zip(out, found, strict=True):
+            whole[start : start + step] = part
 
+    run_all(write, begin, X.device)
+
+
+def run_all(write: Callable[[Any], None], items: Iterable[Any], device: torch.device) -> None:
+    """Call a function for all items, without gradients, several at once on a CPU."""
     with torch.no_grad():
-        for _ in map_in_order(write, begin, X.device):
+        for _ in map_in_order(write, items, device):
             pass
-    return out
 
 
 def _given_near(
@@ -283,26 +307,14 @@ def _given_near(
     prior, V = K[:, -1, -1].clone(), None
     if shared is not None:
         Y = shared.rest[near]
-        V = _features_of_sets(shared, X, near).to(dtype)
+        V = torch.cat([shared.rows[near], shared.features(X)[:, None]], 1).to(dtype)
         K.baddbmm_(V, V.mT, alpha=-1)
     return condition(K, noise.to(dtype), Y.to(dtype))._replace(prior=prior), V
 
 
-def _features_of_sets(
-    shared: Shared, X: Float[Tensor, "b d"], near: Int[Tensor, "b m"]
-) -> Float[Tensor, "b k q"]:
-    """u at neighbours, and at the row itself as the last."""
-    return torch.cat([shared.rows[near], shared.features(X)[:, None]], 1)
-
-
 def _left_of_features(given: Given, V: Float[Tensor, "b k q"]) -> Float[Tensor, "b q"]:
     """u(x) less the same combination of the neighbours' u as the mean takes of their targets."""
-    return V[:, -1] - (_weights(given)[:, None] @ V[:, :-1])[:, 0]
-
-
-def _weights(given: Given) -> Float[Tensor, "b m"]:
-    """Weights of the observations in the mean."""
-    return torch.linalg.solve_triangular(given.factor.mT, given.half[:, :, :1], upper=True)[:, :, 0]
+    return V[:, -1] - (given.weights()[:, None] @ V[:, :-1])[:, 0]
 
 
 def left_out_moments(
@@ -365,8 +377,8 @@ def chain(
             free = prior * torch.where(counts[rows], _SAME, 1 / _SAME)
             nothing = Y.new_zeros(*free.shape, Y.shape[2])
             found = condition(K, torch.cat([noise, free], 1), torch.cat([Y, nothing], 1))
-            w = torch.linalg.solve_triangular(found.factor.mT, found.half[:, :, :1], upper=True)
-            A[rows].scatter_add_(1, earlier[rows], torch.where(counts[rows], w[:, m:, 0], 0.0))
+            w = torch.where(counts[rows], found.weights()[:, m:], 0.0)
+            A[rows].scatter_add_(1, earlier[rows], w)
             d[rows] = found.variance.clamp_min(0)
             if V is not None:
                 H[rows] = _left_of_features(found, V)
@@ -469,3 +481,21 @@ def _mean_and_slope(
     values, grads = zip(*map_in_order(one, begin, rows.device), strict=True)
     n = len(rows)
     return sum(values) / n, sum(grads) / n if eval_gradient else None
+
+
+@torch.no_grad()
+def coarse_to_fine(points: Float[Tensor, "b n q"]) -> Int64[Tensor, "b n"]:
+    """The order of `chain` for sets of points.
+
+    It starts at the centre, and each next point is the one farthest from all before it.
+    """
+    away = torch.cdist(points, points)
+    last = (points - points.mean(1, keepdim=True)).square().sum(2).argmin(1)
+    order, least = [last], torch.full_like(away[:, 0], torch.inf)
+    for _ in range(points.shape[1] - 1):
+        at = last[:, None]
+        row = away.gather(1, at[:, :, None].expand_as(away[:, :1]))[:, 0]
+        least = torch.minimum(least, row).scatter(1, at, -1.0)
+        last = least.argmax(1)
+        order.append(last)
+    return torch.stack(order, 1)

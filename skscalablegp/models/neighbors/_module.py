@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from ...core.posteriors import JointMoments, KernelModule, Moments, PosteriorModule, half_solved
 from ...linalg.gradients import GPProblem
-from ._local import NEAREST, gather
+from ._local import NEAREST, coarse_to_fine, gather
 from ._metric import Metric
 from ._objectives import local_factor
 from ._wide import Correction, combination, corrected_moments, n_combined
@@ -75,18 +75,15 @@ class NeighborModule(PosteriorModule):
     def joint(self, X: Float[Tensor, "b q d"]) -> JointMoments:
         """Each row given its training neighbours and the nearest rows before it, as in `chain`.
 
-        The correlations depend on the order, which is that of `NeighborPosterior`: it starts at the
-        centre, and each next row is the one farthest from all before it.
+        The correlations depend on the order, which is that of `NeighborPosterior`.
         """
-        order = self._order(X)
-        back = order.argsort(1)
-        X = X.gather(1, order[:, :, None].expand_as(X))
         sets, (b, q) = X.shape[:2], X.shape[:2]
+        points = self.metric(X.flatten(0, 1)).detach().unflatten(0, sets)
+        order = coarse_to_fine(points)
+        back = order.argsort(1)
+        X, points = (part.gather(1, order[:, :, None].expand_as(part)) for part in (X, points))
         mean, variance, noise = (part.unflatten(0, sets) for part in self.moments(X.flatten(0, 1)))
-        points = self.metric(X.flatten(0, 1))
-        away = self.norms - 2 * points @ self.points.T
-        near = away.topk(self._m, largest=False).indices.unflatten(0, sets)
-        points = points.detach().unflatten(0, sets)
+        near = self._near(points.flatten(0, 1)).unflatten(0, sets)
         half = X.new_zeros(b, 0, q)
         for i in range(q):
             # The nearest earlier rows, as many as there are training neighbours.
@@ -112,22 +109,6 @@ class NeighborModule(PosteriorModule):
         half = half.gather(1, back[:, :, None].expand_as(half))
         mean = mean.gather(1, back[:, :, None].expand_as(mean))
         return JointMoments(mean, half @ half.mT, noise.gather(1, back))
-
-    @torch.no_grad()
-    def _order(self, X: Float[Tensor, "b q d"]) -> Int64[Tensor, "b q"]:
-        points = self.metric(X.flatten(0, 1)).unflatten(0, X.shape[:2])
-        away = torch.cdist(points, points)
-        next_row = (points - points.mean(1, keepdim=True)).square().sum(2).argmin(1)
-        order, least = [next_row], torch.full_like(away[:, 0], torch.inf)
-        for _ in range(X.shape[1] - 1):
-            at = next_row[:, None]
-            least = torch.minimum(
-                least, away.gather(1, at[:, :, None].expand_as(away[:, :1]))[:, 0]
-            )
-            least = least.scatter(1, at, -1.0)
-            next_row = least.argmax(1)
-            order.append(next_row)
-        return torch.stack(order, 1)
 
     def moments(self, X: Float[Tensor, "b d"]) -> Moments:
         *alone, half = self._alone(X)
@@ -156,9 +137,7 @@ class NeighborModule(PosteriorModule):
         self, X: Float[Tensor, "b d"]
     ) -> tuple[Float[Tensor, "b t"], Float[Tensor, " b"], Float[Tensor, "b m s"]]:
         """Means and latent variances from the nearest rows, and L^-1 k beside L^-1 Y."""
-        # Squared distances but for the norms of the new rows, which do not change the order.
-        away = self.norms - 2 * self.metric(X) @ self.points.T
-        near = away.topk(self._m, largest=False).indices
+        near = self._near(self.metric(X))
         Z, Y, noise = self.rows[near], self.targets[near], self.known[near]
         H = self.kernel.cross(Z, Z) + torch.diag_embed(noise)
         k, prior = self.kernel.cross(Z, X[:, None]), self.kernel.diag(X)
@@ -166,6 +145,11 @@ class NeighborModule(PosteriorModule):
         mean = (half[:, :, :1] * half[:, :, 1:]).sum(1)
         variance = (prior - half[:, :, 0].square().sum(1)).clamp_min(0)
         return mean, variance, half
+
+    def _near(self, points: Float[Tensor, "b q"]) -> Int64[Tensor, "b m"]:
+        # Squared distances but for the norms of the new rows, which do not change the order.
+        away = self.norms - 2 * points @ self.points.T
+        return away.topk(self._m, largest=False).indices
 
     def _wide_mean(self, X: Float[Tensor, "b d"]) -> Float[Tensor, "b t"]:
         """The combined means of the nearest wide neighbourhoods."""

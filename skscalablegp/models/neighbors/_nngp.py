@@ -37,7 +37,8 @@ from ...linalg.gradients import (
     GradientEstimator,
     GradientState,
 )
-from ._full_scale import Belief, Earlier, FullScale, SharedWeights, earlier_rows, inducing_rows
+from ._full_scale import Belief, Earlier, FullScale, earlier_rows, inducing_rows
+from ._local import Shared
 from ._metric import Metric
 from ._objectives import (
     VALUES,
@@ -549,31 +550,32 @@ class NNGPRegressor(GPRegressorBase):
 
     def _shared(
         self, problem: GPProblem, theta: torch.Tensor, earlier: Earlier | None = None
-    ) -> SharedWeights:
+    ) -> Shared:
         """What all rows share at these hyperparameters; kept as arrays for later predictions."""
         if self._inducing is None:
             self._inducing = inducing_rows(problem, theta, self.n_inducing_, self._order_seed)
         process = FullScale(problem, theta, torch.as_tensor(self._inducing))
-        belief = process.posterior(self._earlier(problem, theta) if earlier is None else earlier)
+        earlier = self._earlier(problem, theta) if earlier is None else earlier
+        belief = process.sums(earlier).belief()
         self._belief = [part.cpu().numpy() for part in (theta, *belief)]
-        return SharedWeights(process, belief)
+        return process.shared(belief)
 
-    def _kept_shared(self, problem: GPProblem, theta: torch.Tensor) -> SharedWeights | None:
+    def _kept_shared(self, problem: GPProblem, theta: torch.Tensor) -> Shared | None:
         """The same from the arrays; None without inducing points, as during training."""
         if self._belief is None:
             return None
         at, *belief = (torch.as_tensor(part).to(problem.X) for part in self._belief)
         process = FullScale(problem, theta, torch.as_tensor(self._inducing))
         if torch.allclose(at.cpu(), theta.cpu(), rtol=1e-12):
-            return SharedWeights(process, Belief(*belief))
-        return SharedWeights(process, process.posterior(self._earlier(problem, theta)))
+            return process.shared(Belief(*belief))
+        return process.shared(process.sums(self._earlier(problem, theta)).belief())
 
     def _affordable_points(self, problem: GPProblem, run: FitRun) -> int:
         """As many inducing points as there is time for, which is reserved."""
 
         def evaluate(m: int, rows: int) -> None:
             some, theta = problem.subset(torch.arange(rows)), problem.kernel.theta0
-            FullScale(some, theta, torch.arange(m)).posterior(self._earlier(some, theta))
+            FullScale(some, theta, torch.arange(m)).sums(self._earlier(some, theta)).belief()
 
         n = len(problem.X)
         m = affordable_size("n_inducing", self.n_inducing_, n, evaluate, run)

@@ -28,7 +28,7 @@ from ...kernels import NotExportable
 from ...linalg.gradients import GPProblem
 from ...workers import workers
 from ._among import Among
-from ._local import Predicted, Shared, chain, left_out_moments, predict
+from ._local import Predicted, Shared, chain, coarse_to_fine, left_out_moments, predict
 from ._metric import Index, Metric, others_near
 from ._module import Calibrated, NeighborModule
 from ._objectives import Scaled, local_factor
@@ -169,18 +169,14 @@ class NeighborPosterior(Posterior):
         self._prepare_wide()
 
     def _near(self, X: Float[Tensor, "b d"]) -> Int[Tensor, "b m"]:
-        return torch.as_tensor(self._index.nearest(self._metric(X), self.n_neighbors)[1]).to(
-            X.device
-        )
+        _, near = self._index.nearest(self._metric(X), self.n_neighbors)
+        return torch.as_tensor(near).to(X.device)
 
     def mean(self, X: Float[Tensor, "b d"]) -> Float[Tensor, "b t"]:
         return self.moments(X).mean
 
     def moments(self, X: Float[Tensor, "b d"]) -> Moments:
-        return Moments(*self._shared_out(NeighborPosterior._own_moments, X))
-
-    def _own_moments(self, X: Float[Tensor, "b d"]) -> Moments:
-        return self._moments(X, self._near(X))
+        return Moments(*self._shared_out(NeighborPosterior._moments, X))
 
     def _shared_out(self, work: Callable[..., Sequence[Tensor]], *rows: Tensor) -> Iterator[Tensor]:
         """The answers of all processes, each for its part of the rows."""
@@ -188,8 +184,8 @@ class NeighborPosterior(Posterior):
         found = by.call(work, along=rows)
         return map(torch.cat, zip(*found, strict=True))
 
-    def _moments(self, X: Float[Tensor, "b d"], near: Int[Tensor, "b k"]) -> Moments:
-        found, factor = self._alone(X, near)
+    def _moments(self, X: Float[Tensor, "b d"]) -> Moments:
+        found, factor = self._alone(X, self._near(X))
         mean, variance = self._corrected(found, X)
         return Moments(mean, factor * variance, factor * self._white(X))
 
@@ -321,9 +317,9 @@ class NeighborPosterior(Posterior):
         self, X: Float[Tensor, "b d"]
     ) -> tuple[Float[Tensor, "b t"], Float[Tensor, "b s"]]:
         """The mean, and a matrix B with covariance B B'; O(b^3 / 3)."""
-        near = self._near(X)
-        mean, variance, _ = self._moments(X, near)
-        half = chain(self.problem, self._theta, X, near, *self._earlier(X), self._shared)
+        mean, variance, _ = self._moments(X)
+        given = self.problem, self._theta, X, self._near(X)
+        half = chain(*given, *self._earlier(X), self._shared)
         length = half.norm(dim=1)
         scale = torch.where(length > 0, variance.sqrt() / length.clamp_min(1e-300), 0.0)
         return mean, half * scale[:, None]
@@ -331,19 +327,9 @@ class NeighborPosterior(Posterior):
     def _earlier(
         self, X: Float[Tensor, "b d"]
     ) -> tuple[Int[Tensor, " b"], Int[Tensor, "b c"], Bool[Tensor, "b c"]]:
-        """An order of the rows, and the nearest earlier rows of each, as `chain` takes them.
-
-        The order starts at the centre, and each next row is the one farthest from all before it.
-        """
+        """An order of the rows, and the nearest earlier rows of each, as `chain` takes them."""
         points = torch.as_tensor(self._metric(X))
-        away = torch.cdist(points, points)
-        order = [int(points.sub(points.mean(0)).square().sum(1).argmin())]
-        apart = away.new_full((len(X),), torch.inf)
-        for _ in range(len(X) - 1):
-            apart = torch.minimum(apart, away[order[-1]])
-            apart[order[-1]] = -1.0
-            order.append(int(apart.argmax()))
-        order = torch.as_tensor(order)
+        order, away = coarse_to_fine(points[None])[0], torch.cdist(points, points)
         place = order.argsort()
         away[place[:, None] <= place] = torch.inf
         found = away.topk(min(self.n_neighbors, len(X)), largest=False)

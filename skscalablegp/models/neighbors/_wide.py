@@ -18,8 +18,8 @@ from ...core.training import Budget
 from ...kernels import TorchKernel
 from ...linalg.gradients import GPProblem
 from ...linalg.operators import kernel_between_sets
-from ...workers import map_in_order
 from ._among import Among
+from ._local import run_all
 from ._metric import Index
 
 # The nearest centres, whose predictions are combined: at least, at most, and so many that their
@@ -176,9 +176,7 @@ class WideNeighborhoods(NamedTuple):
                 found = torch.where(same.any(2), left, found)
             out[some] = (shares[some, :, None] * found).sum(1)
 
-        with torch.no_grad():
-            for _ in map_in_order(write, range(0, len(X), step), X.device):
-                pass
+        run_all(write, range(0, len(X), step), X.device)
         return out
 
 
