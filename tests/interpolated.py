@@ -11,6 +11,11 @@ from skscalablegp.linalg.operators import LinearOperator
 from skscalablegp.models.grid import GridKernel
 
 
+def dense_grid(grid_kernel: GridKernel, theta: Float[Tensor, " p"]) -> Float[Tensor, "m m"]:
+    """Kuu, m^2 numbers."""
+    return grid_kernel.matmul(theta, torch.eye(grid_kernel.n_points, dtype=torch.float64))
+
+
 class InterpolatedOperator(LinearOperator):
     """The matrix of structured kernel interpolation over the rows of X (Wilson, Nickisch 2015).
 

@@ -159,11 +159,8 @@ class GroupedExpertsPosterior(ExpertsPosterior):
             prior = self.kernel.diag(self.theta, X).to(self.dtype)
         return prior.expand(len(self.parts), len(X))
 
-    def _nearest(self, X: Float[Tensor, "m d"]) -> Int[Tensor, "q m"]:
-        k = len(self.parts)
-        if self._q == k:
-            return torch.arange(k, device=self.device)[:, None].expand(k, len(X))
-        near = X.new_empty(k, len(X))
+    def _similarities(self, X: Float[Tensor, "m d"]) -> Float[Tensor, "k m"]:
+        near = X.new_empty(len(self.parts), len(X))
         prior = self._priors(X)[0].sqrt()
         for group in self.groups:
             start = 0 if 0 in group.numbers else self.common
@@ -176,9 +173,7 @@ class GroupedExpertsPosterior(ExpertsPosterior):
                 own = self.kernel.diag(self.theta, flat)
             found = (cross / own.sqrt()).unflatten(1, rows.shape[:2]).amax(2)
             near[group.numbers] = (found / prior[:, None]).nan_to_num().T
-        if self.common:
-            near[0] = torch.inf
-        return near.topk(self._q, dim=0).indices.sort(dim=0).values
+        return near
 
     def _each(
         self, X: Float[Tensor, "m d"], chosen: Int[Tensor, "q m"]

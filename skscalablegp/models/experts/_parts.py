@@ -24,9 +24,9 @@ from ...linalg.gradients import ExactGradient, GPProblem, exact_marginal_likelih
 _KMEANS_ROWS = 10_000
 
 
-def random_parts(n: int, size: int, random_state: np.random.RandomState) -> list[np.ndarray]:
+def random_parts(X: np.ndarray, size: int, random_state: np.random.RandomState) -> list[np.ndarray]:
     """Random parts of at most `size` rows, whose sizes differ by one at most."""
-    parts = np.array_split(random_state.permutation(n), max(-(-n // size), 1))
+    parts = np.array_split(random_state.permutation(len(X)), max(-(-len(X) // size), 1))
     return [np.sort(part) for part in parts]
 
 
@@ -58,17 +58,17 @@ def kmeans_parts(X: np.ndarray, size: int, random_state: np.random.RandomState) 
 
 
 def global_first(
-    X: np.ndarray, size: int, partition: str, random_state: np.random.RandomState
+    X: np.ndarray,
+    size: int,
+    divide: Callable[..., list[np.ndarray]],
+    random_state: np.random.RandomState,
 ) -> list[np.ndarray]:
     """A random part, which all experts will share, and then parts of the remaining rows."""
     if len(X) <= size:
         return [np.arange(len(X))]
     order = random_state.permutation(len(X))
     rest = np.sort(order[size:])
-    if partition == "random":
-        parts = random_parts(len(rest), size, random_state)
-    else:
-        parts = kmeans_parts(X[rest], size, random_state)
+    parts = divide(X[rest], size, random_state)
     return [np.sort(order[:size]), *(rest[part] for part in parts)]
 
 

@@ -34,6 +34,7 @@ from ...linalg.gradients import (
     ExactEvaluation,
     ExactGradient,
     GPProblem,
+    GradientEstimator,
     GradientState,
     exact_marginal_likelihood,
 )
@@ -298,11 +299,10 @@ class PoERegressor(GPRegressorBase):
         self, X: np.ndarray, size: int, random_state: np.random.RandomState
     ) -> list[np.ndarray]:
         """Disjoint parts; with "grbcm" the first one is always random."""
+        divide = random_parts if self.partition == "random" else kmeans_parts
         if self.combination == "grbcm":
-            return global_first(X, size, self.partition, random_state)
-        if self.partition == "random":
-            return random_parts(len(X), size, random_state)
-        return kmeans_parts(X, size, random_state)
+            return global_first(X, size, divide, random_state)
+        return divide(X, size, random_state)
 
     def _check_factors(self, parts: list[np.ndarray], run: FitRun) -> None:
         rows = sorted((len(part) for part in self._known(parts)), reverse=True)
@@ -336,13 +336,9 @@ class PoERegressor(GPRegressorBase):
         prior = problem.kernel.log_prior(result.theta)[0]
         return [result.theta] * len(parts), replace(result, value=result.value - prior)
 
-    def _gradient(
-        self, parts: list[np.ndarray], problem: GPProblem
-    ) -> ExpertsGradient | GroupedGradient:
+    def _gradient(self, parts: list[np.ndarray], problem: GPProblem) -> GradientEstimator:
         """On a device experts of equal size are factorised together, on the CPU one by a core."""
-        if problem.X.is_cpu:
-            return ExpertsGradient(parts, self.n_jobs)
-        return GroupedGradient(parts)
+        return ExpertsGradient(parts, self.n_jobs) if problem.X.is_cpu else GroupedGradient(parts)
 
     def _likelihood(self, problem: GPProblem, parts: list[np.ndarray], theta: np.ndarray) -> float:
         """The log likelihood of all parts, without its gradient."""
@@ -430,8 +426,11 @@ class PoERegressor(GPRegressorBase):
     def _built(self) -> tuple[ExpertsPosterior, float, float]:
         """The posterior, the sum of its experts' log likelihoods, and the largest jitter."""
         problem = self._trained_problem(getattr(torch, self.dtype_), keep=True)
+        settings = self._rule, self.experts_, self.n_experts_
         if self.share_hyperparameters and not problem.X.is_cpu:
-            return self._built_together(problem)
+            theta = torch.as_tensor(self.kernel_.theta)
+            groups, value, jitter = build_groups(problem, theta, self.experts_)
+            return GroupedExpertsPosterior(problem, theta, groups, *settings), value, jitter
         thetas = torch.as_tensor(np.stack([kernel.theta for kernel in self.kernels_]))
         given = Experts(problem, self.experts_, self.n_jobs)
         weights, factors, values, jitters = given.each(
@@ -444,15 +443,7 @@ class PoERegressor(GPRegressorBase):
         # On large tables, faster predictions are worth the time to compute the inverses.
         if self.dtype != "float64" and len(self.X_train_) > MANY_ROWS:
             run_tasks([expert.invert for expert in experts], problem.X.device)
-        posterior = ExpertsPosterior(experts, self._rule, self.experts_, self.n_experts_)
-        return posterior, sum(values), max(jitters)
-
-    def _built_together(self, problem: GPProblem) -> tuple[ExpertsPosterior, float, float]:
-        """`_built` on a device, for experts with the same kernel."""
-        theta = torch.as_tensor(self.kernel_.theta)
-        groups, value, jitter = build_groups(problem, theta, self.experts_)
-        settings = self._rule, self.experts_, self.n_experts_
-        return GroupedExpertsPosterior(problem, theta, groups, *settings), value, jitter
+        return ExpertsPosterior(experts, *settings), sum(values), max(jitters)
 
     def _build_posterior(self) -> Posterior:
         return self._built()[0]

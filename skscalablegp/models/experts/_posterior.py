@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -178,13 +178,7 @@ def grbcm(mean: Means, variance: Variances, prior: Variances) -> Combination:
 
 
 # The rules by name; the first two need no common prior.
-COMBINATIONS: dict[str, Callable[..., Combination]] = {
-    "poe": poe,
-    "gpoe": gpoe,
-    "bcm": bcm,
-    "rbcm": rbcm,
-    "grbcm": grbcm,
-}
+COMBINATIONS = {rule.__name__: rule for rule in (poe, gpoe, bcm, rbcm, grbcm)}
 
 
 def _entropy_reduction(
@@ -328,18 +322,21 @@ class ExpertsPosterior(Posterior):
 
     def _nearest(self, X: Float[Tensor, "m d"]) -> Int[Tensor, "q m"]:
         """The numbers of each row's experts, in ascending order."""
-        k = len(self.experts)
+        k = len(self.parts)
         if self._q == k:
             return torch.arange(k, device=self.device)[:, None].expand(k, len(X))
-        common = self.common
-        tasks = [
-            partial(expert.similarity, X, common if number else 0)
-            for number, expert in enumerate(self.experts)
-        ]
-        near = torch.stack(run(tasks, self.device))
-        if common:
+        near = self._similarities(X)
+        if self.common:
             near[0] = torch.inf
         return near.topk(self._q, dim=0).indices.sort(dim=0).values
+
+    def _similarities(self, X: Float[Tensor, "m d"]) -> Float[Tensor, "k m"]:
+        """The largest prior correlation of each row with one of a few rows of each expert."""
+        starts = [0, *[self.common] * (len(self.experts) - 1)]
+        pairs = zip(self.experts, starts, strict=True)
+        return torch.stack(
+            run([partial(e.similarity, X, start) for e, start in pairs], self.device)
+        )
 
     def _each(
         self, X: Float[Tensor, "m d"], chosen: Int[Tensor, "q m"]
@@ -511,16 +508,11 @@ class ExpertsModule(PosteriorModule):
         found = [expert.moments(X) for expert in self.experts]
         means, variances, noises = (torch.stack(parts) for parts in zip(*found, strict=True))
         noise = noises.mean(0)
-        if len(found) == 1:
-            return Moments(means[0], variances[0], noise)
         priors = torch.stack([expert.features.kernel.diag(X) for expert in self.experts])
         if len(self.shown):
             near = self._nearest(X)
-            at = near[:, :, None].expand(-1, -1, means.shape[2])
-            means, variances, priors = (
-                means.gather(0, at),
-                *(part.gather(0, near) for part in (variances, priors)),
-            )
+            means = means.gather(0, near[:, :, None].expand(-1, -1, means.shape[2]))
+            variances, priors = (part.gather(0, near) for part in (variances, priors))
         if self._q == 1:
             return Moments(means[0], variances[0], noise)
         variances = torch.maximum(variances, torch.finfo(variances.dtype).eps * priors)

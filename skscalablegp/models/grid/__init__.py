@@ -1,7 +1,7 @@
 """Kernel interpolation on grids (KISS-GP)."""
 
 from ._grid import make_grid, varying_columns
-from ._grid_kernel import GridKernel, kronecker, kronecker_matmul, toeplitz, toeplitz_matmul
+from ._grid_kernel import GridKernel, kronecker_matmul, toeplitz, toeplitz_matmul
 from ._kissgp import KISSGPRegressor
 from ._moments import grid_moments
 from ._objective import (

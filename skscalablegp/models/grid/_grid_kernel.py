@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import reduce
 
@@ -92,12 +92,13 @@ class GridKernel:
         self.grid = grid
         self.device = device
         self._budget = memory_budget
-        self._products = kernel.node.products()
+        self.n_features = kernel.n_features
+        self.terms = [(term, term.leaves) for term in kernel.node.products()]
         # Including factors of the noise, which are in no product.
         for leaf in kernel.node.leaves():
             _check_stationary(leaf)
         joint = max(len(axes) for axes in grid.components) > 1
-        for leaf in (leaf for term in self._products for leaf in term.leaves):
+        for leaf in (leaf for _, leaves in self.terms for leaf in leaves):
             _check_factor(leaf, joint)
             if len(grid.components) > 1 and leaf.columns is not None:
                 raise ValueError(
@@ -122,7 +123,7 @@ class GridKernel:
         """All numbers of these columns, on the CPU."""
         out = []
         for axes in self.grid.components:
-            lags = [axis.step * np.arange(axis.size) for axis in axes]
+            lags = [torch.from_numpy(axis.step * np.arange(axis.size)) for axis in axes]
             out += [column for values in self._terms(theta, axes, lags) for column in values]
         return torch.cat(out)
 
@@ -131,7 +132,7 @@ class GridKernel:
         out, start = [], 0
         for shape in self.grid.shapes:
             terms = []
-            for _ in range(1 if len(shape) == 1 else max(1, len(self._products))):
+            for _ in range(1 if len(shape) == 1 else max(1, len(self.terms))):
                 values = []
                 for size in shape:
                     values.append(flat[start : start + size])
@@ -173,27 +174,9 @@ class GridKernel:
             noise = self.raised(theta) if raised else self.noise(theta)
             return slope((found[:-1] * flat).sum() + found[-1] * noise, theta)
 
-    def _terms(self, theta: Tensor, axes: tuple, lags: list[np.ndarray]) -> list[list[Tensor]]:
-        """k at lags along each axis, by term; the amplitude is in the first axis."""
-        terms = []
-        for term in self._products:
-            values = [self._along(theta, term, a.column, r)
-                      for a, r in zip(axes, lags, strict=True)]  # fmt: skip
-            values[0] = values[0] * term.amplitude(theta)
-            terms.append(values)
-        if not terms:
-            return [[torch.zeros(r.shape, dtype=torch.float64) for r in lags]]
-        if len(axes) == 1:
-            return [[sum(values[0] for values in terms)]]
-        return terms
-
-    def _along(self, theta: Tensor, term: Term, column: int, lags: np.ndarray) -> Tensor:
-        X = torch.zeros(lags.size, self.kernel.n_features, dtype=torch.float64)
-        X[:, column] = torch.from_numpy(lags.ravel())
-        value = torch.ones(lags.size, dtype=torch.float64)
-        for leaf in term.leaves:
-            value = value * leaf.smooth(theta, X, torch.zeros_like(X[:1]))[:, 0]
-        return value.reshape(lags.shape)
+    def _terms(self, theta: Tensor, axes: tuple, lags: list[Tensor]) -> list[list[Tensor]]:
+        columns = [axis.column for axis in axes]
+        return along_axes(self.terms, theta, columns, lags, self.n_features)
 
     def noise(self, theta: Float[Tensor, " p"]) -> Float[Tensor, ""]:
         """The variance of the kernel's white noise, the same everywhere; differentiable."""
@@ -213,10 +196,6 @@ class GridKernel:
         """Kuu V; O(m log m) a column."""
         return apply_columns(self.columns(theta), self.grid, V)
 
-    def quadratic(self, theta: Float[Tensor, " p"], V: Float[Tensor, "m s"]) -> Float[Tensor, ""]:
-        """tr(V' Kuu V), differentiable in theta."""
-        return quadratic_form(self.columns(theta), self.grid, V)
-
     def trace(self, columns: list, sums: list[Tensor]) -> Float[Tensor, ""]:
         """tr(G Kuu) from `columns` and the `offset_sums` of each block of G, differentiable."""
         steps = (torch.arange(7, device=self.device) - 3).abs()
@@ -229,11 +208,6 @@ class GridKernel:
                     left = torch.tensordot(near, left, dims=([0], [0]))
                 total = total + left
         return total
-
-    def to_dense(self, theta: Float[Tensor, " p"]) -> Tensor:
-        """Kuu, m^2 numbers."""
-        blocks = [sum(kronecker(values) for values in terms) for terms in self.columns(theta)]
-        return torch.block_diag(*blocks)
 
     def factor(self, theta: Float[Tensor, " p"], tol: float) -> GridFactor:
         """F with Kuu - F F' positive semidefinite up to rounding and of trace at most `tol`.
@@ -297,11 +271,10 @@ class GridKernel:
         Directions whose eigenvalues are mostly rounding are shrunk, so that k(x, x) - |g|^2 remains
         positive. O(m r) a row.
         """
-        terms = [row for rows in self._rows_by_term(theta, X) for row in rows]
-        out = factor.F.new_empty(len(X), factor.F.shape[1])
-        for row, dual, columns in zip(terms, self.duals(factor), factor.columns, strict=True):
-            out[:, columns] = row @ dual
-        return out
+        terms = (row for rows in self._rows_by_term(theta, X) for row in rows)
+        return torch.cat(
+            [row @ dual for row, dual in zip(terms, self.duals(factor), strict=True)], 1
+        )
 
     def duals(self, factor: GridFactor) -> list[Tensor]:
         """(F^+)' of each term, shrunk where the squares of its columns are mostly rounding."""
@@ -309,7 +282,7 @@ class GridKernel:
         for axes, shape, start in zip(
             self.grid.components, self.grid.shapes, self.grid.starts, strict=True
         ):
-            for _ in range(1 if len(axes) == 1 else max(1, len(self._products))):
+            for _ in range(1 if len(axes) == 1 else max(1, len(self.terms))):
                 F = factor.F[start : start + math.prod(shape), next(columns)]
                 sizes = F.square().sum(0)
                 shift = _ROUNDING * sizes.max().clamp_min(torch.finfo(F.dtype).tiny)
@@ -324,17 +297,12 @@ class GridKernel:
             for axis in axes:
                 first, v = axis.locate(X[:, axis.column])
                 near = first[:, None] + np.arange(4)
-                lags.append(np.abs(near[:, :, None] - np.arange(axis.size)) * axis.step)
+                apart = np.abs(near[:, :, None] - np.arange(axis.size)) * axis.step
+                lags.append(torch.from_numpy(apart))
                 weights.append(torch.from_numpy(keys_weights(v)))
-            terms = []
-            for values in self._terms(theta, axes, lags):
-                row = torch.ones(len(X), 1, dtype=torch.float64, device=self.device)
-                for weight, value in zip(weights, values, strict=True):
-                    along = torch.einsum("sp,spm->sm", weight, value)
-                    along = along.to(self.device, non_blocking=True)
-                    row = (row[:, :, None] * along[:, None, :]).flatten(1)
-                terms.append(row)
-            parts.append(terms)
+            found = interpolated(self._terms(theta, axes, lags), weights)
+            sent = [[part.to(self.device, non_blocking=True) for part in term] for term in found]
+            parts.append([reduce(outer_rows, term) for term in sent])
         return parts
 
     def cross(
@@ -362,7 +330,8 @@ class GridKernel:
                     i, left = i[:, None], left[:, None]
                 apart, place = np.unique(i - j, return_inverse=True)
                 # All distances between the four points around x and those around z.
-                lags.append(np.abs(apart[:, None] + np.arange(-3, 4)) * axis.step)
+                between = np.abs(apart[:, None] + np.arange(-3, 4)) * axis.step
+                lags.append(torch.from_numpy(between))
                 places.append(torch.from_numpy(place.reshape((i - j).shape)))
                 weights.append((left, right))
             for values in self._terms(theta, axes, lags):
@@ -375,6 +344,50 @@ class GridKernel:
                     term = term * along
                 total = total + term
         return total
+
+
+def along_axes(
+    terms: list[tuple[Term, Sequence[Node]]],
+    theta: Float[Tensor, " p"],
+    columns: list[int],
+    lags: list[Tensor],
+    d: int,
+) -> list[list[Tensor]]:
+    """k at lags along some of d columns, by term; the amplitude is in the first column.
+
+    Along a single column the terms are added up.
+    """
+    found = []
+    for term, leaves in terms:
+        values = []
+        for column, apart in zip(columns, lags, strict=True):
+            unit = torch.zeros(d, dtype=apart.dtype, device=apart.device)
+            unit[column] = 1
+            X = apart.reshape(-1, 1) * unit
+            value = torch.ones_like(X[:, 0])
+            for leaf in leaves:
+                value = value * leaf.smooth(theta, X, X[:1] * 0)[:, 0]
+            values.append(value.reshape(apart.shape))
+        values[0] = values[0] * term.amplitude(theta)
+        found.append(values)
+    if not found:
+        return [[torch.zeros_like(apart) for apart in lags]]
+    return [[sum(values[0] for values in found)]] if len(columns) == 1 else found
+
+
+def interpolated(
+    terms: list[list[Tensor]], weights: list[Float[Tensor, "m 4"]]
+) -> list[list[Tensor]]:
+    """Of values (m, 4, s) at the four points around rows, those at the rows, (m, s)."""
+    return [
+        [(w[:, None] @ value)[:, 0] for w, value in zip(weights, values, strict=True)]
+        for values in terms
+    ]
+
+
+def outer_rows(left: Float[Tensor, "m a"], right: Float[Tensor, "m b"]) -> Float[Tensor, "m c"]:
+    """Products of all pairs of columns, row by row."""
+    return (left[:, :, None] * right[:, None]).flatten(1)
 
 
 def apply_columns(columns: list, grid: Grid, V: Float[Tensor, "m s"]) -> Float[Tensor, "m s"]:
@@ -404,13 +417,11 @@ def toeplitz_matmul(column: Float[Tensor, " m"], V: Float[Tensor, "m s"]) -> Flo
     return torch.fft.irfft(spectrum, n=len(ring), dim=0)[: len(column)]
 
 
-def kronecker(columns: list[Tensor]) -> Float[Tensor, "m m"]:
-    """The Kronecker product of Toeplitz matrices, one an axis; the last axis varies fastest."""
-    return reduce(torch.kron, map(toeplitz, columns))
-
-
 def kronecker_matmul(columns: list[Tensor], V: Float[Tensor, "m s"]) -> Float[Tensor, "m s"]:
-    """Its product with V an axis at a time; O(m sum_j m_j) a column, O(m log m) on long axes."""
+    """The product with V of a Kronecker product of Toeplitz matrices, whose last axis is fastest.
+
+    An axis at a time; O(m sum_j m_j) a column, O(m log m) on long axes.
+    """
     sizes = [len(column) for column in columns]
     for axis, (column, size) in enumerate(zip(columns, sizes, strict=True)):
         before, after = math.prod(sizes[:axis]), V.numel() // math.prod(sizes[: axis + 1])

@@ -12,12 +12,42 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from ...core.posteriors import Moments, PosteriorModule
-from ...kernels import TorchKernel
 from ._grid import FARTHEST, WEIGHTS, Axis, Grid, strides
+from ._grid_kernel import GridKernel, along_axes, interpolated, outer_rows, toeplitz
+
+
+class Places(NamedTuple):
+    """Where rows are along one axis, as in `Axis`.
+
+    Attributes
+    ----------
+    cell : Tensor of shape (m,)
+        The number of the cell, for rows beyond the grid that of the nearest one.
+    place : Tensor of shape (m,)
+        The place within the cell.
+    weights : Tensor of shape (m, 4)
+        The weights of the four points around each row.
+    lags : Tensor of shape (m, 4, s)
+        Distances of these points, which may be off the grid, from those of the axis.
+    step : Tensor of shape ()
+        The distance between points.
+    inside : Tensor of bool of shape (m,)
+    """
+
+    cell: Int[Tensor, " m"]
+    place: Float[Tensor, " m"]
+    weights: Float[Tensor, "m 4"]
+    lags: Float[Tensor, "m 4 s"]
+    step: Float[Tensor, ""]
+    inside: Bool[Tensor, " m"]
+
+
+# By component and axis of a grid.
+OnGrid = list[list[Places]]
 
 
 class _Axis(nn.Module):
-    """The places of rows along one axis, as in `Axis`."""
+    """Finds the places of rows along one axis."""
 
     def __init__(self, axis: Axis):
         super().__init__()
@@ -26,27 +56,17 @@ class _Axis(nn.Module):
         self.register_buffer("step", torch.tensor(axis.step, dtype=torch.float64))
         self.register_buffer("weights", torch.as_tensor(WEIGHTS))
 
-    def locate(self, X: Float[Tensor, "m d"]) -> tuple[Tensor, Tensor, Tensor]:
-        """The first of the four points around each row, its place in the cell, and `covers`."""
+    def forward(self, X: Float[Tensor, "m d"]) -> Places:
         place = ((X[:, self._column] - self.start) / self.step).clamp(-FARTHEST, FARTHEST)
         last = self._size - 2
         first = place.detach().floor()
         first = torch.where(place == last, first - 1, first)
-        return first - 1, place - first - 0.5, (place >= 1) & (place <= last)
-
-    def cell(self, first: Float[Tensor, " m"]) -> Int[Tensor, " m"]:
-        """The number of the cell, for rows beyond the grid that of the nearest one."""
-        return first.clamp(0, self._size - 4).long()
-
-    def keys(self, v: Float[Tensor, " m"]) -> Float[Tensor, "m 4"]:
-        """The weights of the four points."""
-        return powers(v, 3) @ self.weights.T
-
-    def lags(self, first: Float[Tensor, " m"]) -> Float[Tensor, "m 4 s"]:
-        """Distances of these four points, which may be off the grid, from the axis."""
-        near = first[:, None] + torch.arange(4, dtype=first.dtype, device=first.device)
-        points = torch.arange(self._size, dtype=first.dtype, device=first.device)
-        return (near[:, :, None] - points).abs() * self.step
+        place, inside, first = place - first - 0.5, (place >= 1) & (place <= last), first - 1
+        steps = torch.arange(self._size, dtype=first.dtype, device=first.device)
+        near = first[:, None] + steps[:4]
+        lags = (near[:, :, None] - steps).abs() * self.step
+        cell, weights = first.clamp(0, self._size - 4).long(), powers(place, 3) @ self.weights.T
+        return Places(cell, place, weights, lags, self.step, inside)
 
 
 def powers(v: Float[Tensor, " m"], highest: int) -> Float[Tensor, "m k"]:
@@ -55,29 +75,6 @@ def powers(v: Float[Tensor, " m"], highest: int) -> Float[Tensor, "m k"]:
     for _ in range(highest):
         out.append(out[-1] * v)
     return torch.stack(out, 1)
-
-
-class Places(NamedTuple):
-    """Where rows are on a grid, each by component and axis.
-
-    Attributes
-    ----------
-    firsts : list of list of Tensor of shape (m,)
-        The first of the four points around each row, possibly off the grid.
-    cells : list of list of Tensor of shape (m,)
-        The number of the cell, for rows beyond the grid that of the nearest one.
-    places : list of list of Tensor of shape (m,)
-        The place within the cell.
-    weights : list of list of Tensor of shape (m, 4)
-        The weights of the four points.
-    inside : Tensor of bool of shape (m,)
-    """
-
-    firsts: list[list[Tensor]]
-    cells: list[list[Tensor]]
-    places: list[list[Tensor]]
-    weights: list[list[Tensor]]
-    inside: Bool[Tensor, " m"]
 
 
 class Polynomials(nn.Module):
@@ -97,16 +94,16 @@ class Polynomials(nn.Module):
         values = torch.as_tensor(np.ascontiguousarray(coefficients.transpose(1, 2, 0)))
         self.register_buffer("coefficients", values.double())
 
-    def forward(self, at: Places) -> Float[Tensor, "m t"]:
-        (cells,), (places,) = at.cells, at.places
-        number = sum(cell * stride for cell, stride in zip(cells, self._strides, strict=True))
+    def forward(self, at: OnGrid) -> Float[Tensor, "m t"]:
+        (places,) = at
+        number = sum(p.cell * stride for p, stride in zip(places, self._strides, strict=True))
         values = self.coefficients[number]
-        for v in places:
+        for p in places:
             values = values.unflatten(1, (self._k, -1))
-            values = (values * powers(v, self._k - 1)[:, :, None, None]).sum(1)
+            values = (values * powers(p.place, self._k - 1)[:, :, None, None]).sum(1)
         return values[:, 0]
 
-    def variance(self, at: Places) -> Float[Tensor, " m"]:
+    def variance(self, at: OnGrid) -> Float[Tensor, " m"]:
         """The value, which is a variance."""
         return self(at)[:, 0]
 
@@ -125,81 +122,20 @@ class Interpolation(nn.Module):
         self._starts, self._strides = grid.starts, [strides(shape) for shape in grid.shapes]
         self.register_buffer("values", values.detach().double().cpu().clone())
 
-    def forward(self, at: Places) -> Float[Tensor, "m s"]:
-        total, parts = 0, (self._starts, self._strides, at.cells, at.weights)
-        for start, step, cell, weight in zip(*parts, strict=True):
-            index, value = cell[0][:, None] * 0 + start, weight[0][:, :1] * 0 + 1
-            for first, stride, w in zip(cell, step, weight, strict=True):
-                near = (first[:, None] + torch.arange(4, device=first.device)) * stride
+    def forward(self, at: OnGrid) -> Float[Tensor, "m s"]:
+        total = 0
+        for start, steps, places in zip(self._starts, self._strides, at, strict=True):
+            index = places[0].cell[:, None] * 0 + start
+            for stride, p in zip(steps, places, strict=True):
+                near = (p.cell[:, None] + torch.arange(4, device=p.cell.device)) * stride
                 index = (index[:, :, None] + near[:, None]).flatten(1)
-                value = (value[:, :, None] * w[:, None]).flatten(1)
+            value = reduce(outer_rows, [p.weights for p in places])
             total = total + (value[:, None] @ self.values[index])[:, 0]
         return total
 
-    def variance(self, at: Places) -> Float[Tensor, " m"]:
+    def variance(self, at: OnGrid) -> Float[Tensor, " m"]:
         """The sum of squares of the values, which are a root of a variance."""
         return self(at).square().sum(1)
-
-
-class Covariances(nn.Module):
-    """Covariances of any rows with the grid, as `GridKernel.rows` and `cross` compute them.
-
-    Parameters
-    ----------
-    kernel : TorchKernel
-    theta : Tensor of shape (p,)
-    grid : Grid
-    """
-
-    def __init__(self, kernel: TorchKernel, theta: Float[Tensor, " p"], grid: Grid):
-        super().__init__()
-        self.register_buffer("theta", theta.detach().double().cpu().clone())
-        self._d = kernel.n_features
-        self._columns = [[axis.column for axis in axes] for axes in grid.components]
-        products = kernel.node.products()
-        self._terms = [(term, [leaf.plain() for leaf in term.leaves]) for term in products]
-
-    def _along(self, term: int, column: int, lags: Float[Tensor, "m a"]) -> Float[Tensor, "m a"]:
-        """The product of a term's kernels at distances along one column."""
-        unit = torch.zeros(self._d, dtype=lags.dtype, device=lags.device)
-        unit[column] = 1
-        X, value = lags[..., None] * unit, torch.ones_like(lags)
-        for leaf in self._terms[term][1]:
-            value = value * leaf.smooth(self.theta, X, X[..., :1, :] * 0)[..., 0]
-        return value
-
-    def rows(self, at: Places, axes: nn.ModuleList) -> list[list[Tensor]]:
-        """W_x K(points around x, grid), (m, points) by component and term."""
-        out, parts = [], (self._columns, at.firsts, at.weights, axes)
-        for columns, firsts, weight, component in zip(*parts, strict=True):
-            terms = []
-            for number, (term, _) in enumerate(self._terms):
-                row = weight[0][:, :1] * 0 + term.amplitude(self.theta).to(weight[0])
-                for column, first, w, axis in zip(columns, firsts, weight, component, strict=True):
-                    lags = axis.lags(first)
-                    value = self._along(number, column, lags.flatten(1))
-                    value = value.unflatten(1, lags.shape[1:])
-                    along = (w[:, None] @ value)[:, 0]
-                    row = (row[:, :, None] * along[:, None]).flatten(1)
-                terms.append(row)
-            # Along a single axis the terms are one, as in the factor of the grid.
-            out.append([sum(terms)] if len(columns) == 1 or not terms else terms)
-        return out
-
-    def own(self, at: Places, axes: nn.ModuleList) -> Float[Tensor, " m"]:
-        """W_x K W_x' on an infinite grid."""
-        total = at.weights[0][0][:, 0] * 0
-        for columns, weight, component in zip(self._columns, at.weights, axes, strict=True):
-            for number, (term, _) in enumerate(self._terms):
-                value = term.amplitude(self.theta).to(total)
-                for column, w, axis in zip(columns, weight, component, strict=True):
-                    lags = torch.arange(4, dtype=w.dtype, device=w.device) * axis.step
-                    near = self._along(number, column, lags[None])[0]
-                    apart = torch.arange(4, device=w.device)
-                    K = near[(apart[:, None] - apart).abs()]
-                    value = value * ((w @ K) * w).sum(1)
-                total = total + value
-        return total
 
 
 class GridModule(PosteriorModule):
@@ -210,8 +146,8 @@ class GridModule(PosteriorModule):
 
     Parameters
     ----------
-    grid : Grid
-    covariances : Covariances
+    kernel : GridKernel
+    theta : Tensor of shape (p,)
     mean, spread : Polynomials or Interpolation
         Of the mean, and of variances (polynomials) or roots of them.
     outside : nn.Module
@@ -223,45 +159,65 @@ class GridModule(PosteriorModule):
 
     def __init__(
         self,
-        grid: Grid,
-        covariances: Covariances,
+        kernel: GridKernel,
+        theta: Float[Tensor, " p"],
         mean: nn.Module,
         spread: nn.Module | None,
         outside: Outside,
-        noise: float,
-        misfit: float,
-        explained: bool,
+        noise: float = 0.0,
+        misfit: float = 0.0,
+        explained: bool = False,
     ):
         super().__init__()
-        self.axes = nn.ModuleList(
-            nn.ModuleList(_Axis(axis) for axis in axes) for axes in grid.components
-        )
-        self.covariances, self.inner_mean, self.spread = covariances, mean, spread
-        self.outside, self._noise, self._misfit, self._explained = outside, noise, misfit, explained
+        components = kernel.grid.components
+        self.axes = nn.ModuleList(nn.ModuleList(map(_Axis, axes)) for axes in components)
+        self.register_buffer("theta", theta.detach().double().cpu().clone())
+        self._columns, self._d = [[a.column for a in c] for c in components], kernel.n_features
+        self._terms = [(term, [leaf.plain() for leaf in leaves]) for term, leaves in kernel.terms]
+        self.inner_mean, self.spread, self.outside = mean, spread, outside
+        self._noise, self._misfit, self._explained = noise, misfit, explained
 
-    def _places(self, X: Float[Tensor, "m d"]) -> Places:
-        at = Places([], [], [], [], X[:, 0] == X[:, 0])
-        for axes in self.axes:
-            found = [axis.locate(X) for axis in axes]
-            at.firsts.append([first for first, _, _ in found])
-            at.cells.append([axis.cell(f) for axis, (f, _, _) in zip(axes, found, strict=True)])
-            at.places.append([v for _, v, _ in found])
-            at.weights.append([axis.keys(v) for axis, (_, v, _) in zip(axes, found, strict=True)])
-            at = at._replace(inside=reduce(torch.logical_and, [c for *_, c in found], at.inside))
-        return at
+    def _along(self, columns: list[int], lags: list[Tensor]) -> list[list[Tensor]]:
+        return along_axes(self._terms, self.theta, columns, lags, self._d)
+
+    def _rows(self, at: OnGrid) -> list[list[Tensor]]:
+        """W_x K(points around x, grid), (m, points) by component and term, as `GridKernel.rows`."""
+        out = []
+        for columns, places in zip(self._columns, at, strict=True):
+            terms = self._along(columns, [p.lags for p in places])
+            parts = interpolated(terms, [p.weights for p in places])
+            out.append([reduce(outer_rows, along) for along in parts])
+        return out
+
+    def _own(self, at: OnGrid) -> Float[Tensor, " m"]:
+        """W_x K W_x' on an infinite grid, as `GridKernel.cross`."""
+        total = at[0][0].place * 0
+        for columns, places in zip(self._columns, at, strict=True):
+            lags = [torch.arange(4, dtype=p.step.dtype, device=p.step.device) * p.step
+                    for p in places]  # fmt: skip
+            for values in self._along(columns, lags):
+                value = 1
+                for near, p in zip(values, places, strict=True):
+                    value = value * ((p.weights @ toeplitz(near)) * p.weights).sum(1)
+                total = total + value
+        return total
+
+    def _at(self, X: Float[Tensor, "m d"]) -> tuple[OnGrid, Bool[Tensor, " m"]]:
+        """The places of rows, and whether they are inside."""
+        at = [[axis(X) for axis in axes] for axes in self.axes]
+        return at, reduce(torch.logical_and, [p.inside for places in at for p in places])
 
     def mean(self, X: Float[Tensor, "m d"]) -> Float[Tensor, "m t"]:
-        at = self._places(X)
-        rows = self.covariances.rows(at, self.axes)
-        return torch.where(at.inside[:, None], self.inner_mean(at), self.outside.mean(rows))
+        at, inside = self._at(X)
+        return torch.where(inside[:, None], self.inner_mean(at), self.outside.mean(self._rows(at)))
 
     def moments(self, X: Float[Tensor, "m d"]) -> Moments:
-        at = self._places(X)
-        rows, own = self.covariances.rows(at, self.axes), self.covariances.own(at, self.axes)
-        mean = torch.where(at.inside[:, None], self.inner_mean(at), self.outside.mean(rows))
+        at, inside = self._at(X)
+        rows, own = self._rows(at), self._own(at)
+        mean = torch.where(inside[:, None], self.inner_mean(at), self.outside.mean(rows))
         near = self.spread.variance(at)
         near = own - near if self._explained else near
-        variance = torch.where(at.inside, near, self.outside.variance(rows, own)).clamp_min(0)
+        variance = torch.where(inside, near, self.outside.variance(rows, own)).clamp_min(0)
         return Moments(mean, variance + self._misfit, variance * 0 + self._noise)
 
 

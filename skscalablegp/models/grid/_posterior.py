@@ -26,7 +26,7 @@ from ...core.posteriors import (
 )
 from ...kernels import compile_kernel
 from ._grid_kernel import GridKernel
-from ._module import Covariances, GridModule, Interpolation, Outside, Polynomials
+from ._module import GridModule, Interpolation, Outside, Polynomials
 from ._polynomials import cell_polynomials, local_polynomials, value_polynomials
 from ._sparse import CPU, SparseMatrix
 
@@ -99,9 +99,8 @@ class GridPosterior(Posterior):
             if with_variance:
                 spread = Interpolation(self.root, grid)
         noise = float(self.noise(torch.zeros(1, 1))[0])
-        covariances = Covariances(kernel.kernel, self.theta, grid)
-        parts = covariances, mean, spread, outside
-        return GridModule(grid, *parts, noise, float(self.evaluation.misfit), self._explains)
+        parts = mean, spread, outside, noise, float(self.evaluation.misfit), self._explains
+        return GridModule(kernel, self.theta, *parts)
 
     def functions(self, n_samples: int, generator: torch.Generator) -> nn.Module:
         """W_x F z for draws of the coordinates z; beyond the grid, what z determines there.
@@ -115,8 +114,7 @@ class GridPosterior(Posterior):
         z = (self.weights[:, :, None] + apart.reshape(r, t, n_samples)).flatten(1)
         values = Interpolation(self.evaluation.factor.F @ z, kernel.grid)
         outside = Outside(z, duals=kernel.duals(self.evaluation.factor))
-        covariances = Covariances(kernel.kernel, self.theta, kernel.grid)
-        module = GridModule(kernel.grid, covariances, values, None, outside, 0.0, 0.0, False)
+        module = GridModule(kernel, self.theta, values, None, outside)
         draws, misfit = MeanDraws(module, (t, n_samples)), float(self.evaluation.misfit)
         if not misfit > 0:
             return draws

@@ -9,7 +9,6 @@ from typing import Any, TypeVar
 
 import numpy as np
 import torch
-from jaxtyping import Int
 from scipy.optimize import minimize_scalar
 from sklearn.gaussian_process.kernels import Kernel
 
@@ -422,7 +421,11 @@ def _solved(
     problem = _stored_in_time(problem, theta, budget)
     held, ends = None, plan.solves.ends_early and not plan.solves.solver.direct
     if near and (ends or (not plan.all_rows and _has_scale(problem, theta))):
-        held = _held_out(problem, generator)
+        # Rows whose targets the neighbours know but the solve does not, unless they are too few.
+        n = len(problem.X)
+        many = min(_LEFT_OUT_NEAR, max(n // _HELD_SHARE, min(_FEWEST_HELD, n // _MOST_HELD_SHARE)))
+        if many >= _FEWEST_HELD:
+            held = random_rows(n, many, generator).to(problem.X.device)
     if held is None:
         return solved(problem), None
     return solve_without(held, problem, theta, solved, budget, ends), held
@@ -442,13 +445,6 @@ def _scatter(rows: Rows, noise: torch.Tensor) -> float:
     """The scatter within merged rows in units of the noise of single ones; 0 without noise."""
     noisy = noise > 0
     return float(torch.where(noisy, rows.scatter / torch.where(noisy, noise, 1.0), 0.0).sum())
-
-
-def _held_out(problem: GPProblem, generator: torch.Generator) -> Int[torch.Tensor, " h"] | None:
-    """Rows whose targets the neighbours know but the solve does not; None if they are too few."""
-    n = len(problem.X)
-    many = min(_LEFT_OUT_NEAR, max(n // _HELD_SHARE, min(_FEWEST_HELD, n // _MOST_HELD_SHARE)))
-    return None if many < _FEWEST_HELD else random_rows(n, many, generator).to(problem.X.device)
 
 
 def _has_scale(problem: GPProblem, theta: torch.Tensor) -> bool:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
@@ -11,8 +9,8 @@ from torch import Tensor
 from ..._end import End
 from ...core.data import random_rows
 from ...linalg.operators import ChosenRows, KernelOperator, column_norms
-from ...linalg.solvers import Progress, SolverState, StoppingRule, cholesky_with_jitter
-from ...workers import map_in_order
+from ...linalg.solvers import Progress, SolverState, StoppingRule
+from ._nearest import coefficients
 
 # Steps in which the mean squared error has to fall by more than this share of it. On 24,000 drawn
 # rows the NLPD of new rows changes by at most 0.002 from the sixth step on
@@ -113,14 +111,6 @@ def _neighbours(
     diagonal = K[torch.arange(len(rows), device=rows.device), rows].double()
     k = min(k, int(solved.sum()))
     near = K.abs().masked_fill_(~solved, -1).topk(k, 1, sorted=False).indices
-    cross = K.gather(1, near).double()
-
-    def coefficients(i: int) -> Tensor:
-        L = cholesky_with_jitter(operator.block(near[i]).double())[0]
-        return torch.cholesky_solve(cross[i, :, None], L)[:, 0]
-
-    # A user's own NumPy kernel may not be thread-safe.
-    run = map if operator.kernel.numpy_code else partial(map_in_order, device=K.device)
-    c = torch.stack(list(run(coefficients, range(len(rows)))))
-    least = torch.finfo(operator.dtype).eps * diagonal
-    return near, c, torch.maximum(diagonal - (cross * c).sum(1), least)
+    c, least = coefficients(operator, K, near), torch.finfo(operator.dtype).eps * diagonal
+    left = diagonal - (K.gather(1, near).double() * c).sum(1)
+    return near, c, torch.maximum(left, least)

@@ -131,9 +131,8 @@ def final_solve(
     if solves.early is not None:
         stopping, watch = stopping | solves.early, solves.early.watch
     products, log_det = _with_log_det(operator, solves.solver, preconditioner, generator, budget)
-    solution, interrupted = _interruptible(
-        products, B, solves.solver, stopping, x0, preconditioner, budget, watch
-    )
+    settings = {"stopping": stopping, "x0": x0, "preconditioner": preconditioner}
+    solution, interrupted = _interruptible(products, B, solves.solver, budget, watch, settings)
     solved, samples = solution.value.to(problem.X.dtype), None
     weights = solved[:, :t]
     if probes is not None:
@@ -229,11 +228,9 @@ def _interruptible(
     operator: LinearOperator,
     B: Float[Tensor, "n s"],
     solver: Solver,
-    stopping: Any,
-    x0: Tensor | None,
-    preconditioner: Preconditioner,
     budget: Budget,
     watch: Callable[[SolverState], None] | None,
+    settings: dict[str, Any],
 ) -> tuple[Solution, bool]:
     """The solution, or the last iterate before an interrupt, and whether there was one."""
     states: list[SolverState] = []
@@ -244,15 +241,7 @@ def _interruptible(
             watch(state)
 
     with budget.may_end(lambda reason: states):
-        return solve(
-            operator,
-            B,
-            solver,
-            stopping=stopping,
-            x0=x0,
-            preconditioner=preconditioner,
-            callback=keep,
-        ), False
+        return solve(operator, B, solver, callback=keep, **settings), False
     state = states[0]
     # The solver rescales columns of an extreme size.
     units = torch.where(state.b_norms > 0, B.double().norm(dim=0).cpu() / state.b_norms, 1.0)

@@ -1,16 +1,49 @@
-"""Predictions whose variances come from the nearest training rows, as torch modules."""
+"""Predictions from the nearest training rows, and their form as torch modules."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from functools import partial
+
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from ...core.posteriors import LinearModule, Moments, PosteriorModule, WeightDraws, half_solved
 from ...linalg.operators import KernelOperator
+from ...linalg.solvers import cholesky_with_jitter
+from ...workers import map_in_order
 
 # Rows whose neighbours' covariances are in memory at a time.
 _ROWS = 512
+
+
+def with_factors(
+    operator: KernelOperator, near: Sequence[Tensor], work: Callable[[int, Tensor], Tensor]
+) -> list[Tensor]:
+    """``work(i, L)`` for all i, with the Cholesky factor L of H of the rows ``near[i]``.
+
+    O(k^3) for k rows.
+    """
+
+    def one(i: int) -> Tensor:
+        return work(i, cholesky_with_jitter(operator.block(near[i]).double())[0])
+
+    # A user's own NumPy kernel may not be thread-safe.
+    run = map if operator.kernel.numpy_code else partial(map_in_order, device=operator.device)
+    return list(run(one, range(len(near))))
+
+
+def coefficients(
+    operator: KernelOperator, K: Float[Tensor, "m n"], near: Int[Tensor, "m k"]
+) -> Float[Tensor, "m k"]:
+    """H_NN^-1 k_N: the weights by which the rows N in `near` predict those of K."""
+    cross = K.gather(1, near).double()
+
+    def one(i: int, L: Tensor) -> Tensor:
+        return torch.cholesky_solve(cross[i, :, None], L)[:, 0]
+
+    return torch.stack(with_factors(operator, list(near), one))
 
 
 class NearestModule(PosteriorModule):

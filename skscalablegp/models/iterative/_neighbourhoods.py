@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Int
 from torch import Tensor
 
 from ...core import FitRun
@@ -149,24 +149,19 @@ def _density(
     Targets are in the units of training. The kernel has its best scale, because leave-one-out
     errors determine that of the fitted model, too.
     """
+    at = torch.as_tensor(theta)
+    if problem.X.is_cpu:
+        deviations, weights = [], []
+        for rows in sets:
+            look_up()
+            own = exact_marginal_likelihood(problem.subset(rows), at, False, max_jitter)
+            deviations.append(own.factor[-1, -1])
+            weights.append(own.weights[-1])
+        deviation, weight = torch.stack(deviations), torch.stack(weights)
+    else:
+        found = sets_marginal_likelihood(problem, at, sets, False, max_jitter)
+        deviation, weight = found.factor[:, -1, -1], found.weights[:, -1]
     # The last diagonal entry of H^-1 is that of the factor, squared and inverted.
-    deviation, weight = _last(problem, torch.as_tensor(theta), sets, max_jitter)
     errors = weight * deviation[:, None]
     spread = deviation.log().mean() + errors.square().mean().log() / 2
     return -float(spread) - 0.5 * math.log(2 * math.pi * math.e)
-
-
-def _last(
-    problem: GPProblem, theta: Float[Tensor, " p"], sets: Int[Tensor, "s k"], max_jitter: float
-) -> tuple[Float[Tensor, " s"], Float[Tensor, "s t"]]:
-    """The last diagonal entry of each set's factor, and the weights of its last row."""
-    if not problem.X.is_cpu:
-        found = sets_marginal_likelihood(problem, theta, sets, False, max_jitter)
-        return found.factor[:, -1, -1], found.weights[:, -1]
-    deviations, weights = [], []
-    for rows in sets:
-        look_up()
-        own = exact_marginal_likelihood(problem.subset(rows), theta, False, max_jitter)
-        deviations.append(own.factor[-1, -1])
-        weights.append(own.weights[-1])
-    return torch.stack(deviations), torch.stack(weights)

@@ -12,6 +12,7 @@ from ...core import GAIN_PER_ROW as SMALL_GAIN
 from ...core import (
     Choice,
     Machine,
+    MemoryNeed,
     Plan,
     StageSettings,
     Subsets,
@@ -24,9 +25,8 @@ from ...core import (
 from ...core.training import resolve_optimizer
 from ...kernels import TorchKernel
 from ...linalg.gradients import ExactGradient, GradientEstimator, resolve_gradient
-from ...linalg.operators import FUSED, check_products, choose_products
+from ...linalg.operators import FUSED, check_products, choose_products, tile_size
 from ...linalg.solvers import resolve_solver
-from ._memory import matrix_bytes, memory_needs
 from ._solves import (
     Solves,
     for_variances,
@@ -43,7 +43,6 @@ EXACT_TRAINING_ROWS = {"cpu": 8_000, "cuda": 30_000, "xpu": 30_000}
 EXACT_FALLBACK_ROWS = {"cpu": 16_000, "cuda": 40_000, "xpu": 40_000}
 # Rows up to which predictions use a factorisation, at n^3 / 3 operations.
 EXACT_POSTERIOR_ROWS = {"cpu": 20_000, "cuda": 40_000, "xpu": 40_000}
-# Ways of products for which H is not stored between the products of a solve.
 # Rows up to which steps are so cheap that double precision does not matter.
 FLOAT64_ROWS = 3_000
 # Rows of the exact fit from which training on a larger table starts.
@@ -65,6 +64,9 @@ NEAREST = 256
 GAIN_PER_ROW = 1e-3
 # Number of pathwise samples; the standard deviations then have a relative error of 9%.
 ENOUGH_SAMPLES = 64
+
+# Vectors of n numbers that solves, probes and a preconditioner hold.
+_VECTORS = 400
 
 # The reason for choices that training had to change, and for what they leave without effect.
 _ILL_CONDITIONED = "the kernel matrix is too badly conditioned for float32"
@@ -192,11 +194,9 @@ def plan(
     if not is_auto(params.gradient):
         resolve_gradient(params.gradient)
     given, ignored = parameters_of_solves(params)
-    dtype, factorises = plan_dtype(params, n), _factorises(params)
-    exact = fits_exactly(n, dtype, machine) if factorises is None else factorises
-    dtype = machine.precision(params, dtype, exact, "products ")
-    posterior = plan_posterior(params, n, machine, exact, is_auto(params.solver), spectral)
-    subsets = plan_subsets(params, n, d, machine)
+    factorises, auto = _factorises(params), is_auto(params.solver)
+    exact, subsets, choices = plan_both(params, n, d, machine, factorises, auto, spectral)
+    posterior = choices["posterior"]
     train_on = _plan_train_on(params, exact, subsets, posterior)
     alone = train_on.value == "subsets"
     # Without steps on all rows, a factorisation for predictions leaves nothing to solve.
@@ -211,30 +211,26 @@ def plan(
         max_jitter(params.solver, params.gradient),
         ends_early=is_auto(given["solver"]),
     )
-    keep = keeps_matrix(n, dtype, machine, exact) and (exact or params.products not in FUSED)
-    products = None if keep else plan_products(params.products, machine)
-    if keep:
+    if solves.solver.takes_preconditioner:
+        choices["preconditioner"] = Choice(solves.solver.preconditioner, "that of the solver")
+    choices["keep"] &= exact or params.products not in FUSED
+    if choices["keep"]:
         ignored |= ignore("products", because="the kernel matrix is stored")
+    else:
+        check_products(params.products, machine.multiplies)
+        way = choose_products(machine.multiplies, machine.compiler)
+        choices["products"] = resolve(params.products, *way)
+    subsets = replace(subsets, only=alone) if subsets else None
     start = IterativePlan(
-        dtype=dtype,
-        posterior=posterior,
+        **choices,
         solver=solver,
-        preconditioner=_that_of(solves),
-        products=products,
         train_on=train_on,
-        n=n,
-        stages=_plan_stages(
-            params, n, machine, exact, replace(subsets, only=alone) if subsets else None
-        ),
+        stages=_plan_stages(params, n, machine, exact, subsets),
         solves=solves,
-        keep=keep,
-        room=machine.room,
         ignored=ignored,
-        needs=memory_needs(n, machine, dtype, exact, posterior, subsets),
     )
-    return with_training(
-        _with_gradient(start, params, given["n_probes"], exact, spectral), n_params
-    )
+    start = _with_gradient(start, params, given["n_probes"], exact, spectral)
+    return with_training(start, n_params)
 
 
 def with_training(plan: IterativePlan, n_params: int) -> IterativePlan:
@@ -247,30 +243,36 @@ def with_training(plan: IterativePlan, n_params: int) -> IterativePlan:
 # ---------------------------------------------------------------------- parts of both models
 
 
-def plan_dtype(params: Any, n: int) -> Choice:
-    """The precision of products while training."""
-    dtype = resolve_dtype(params.dtype, n, threshold=FLOAT64_ROWS)
+def plan_both(
+    params: Any,
+    n: int,
+    d: int,
+    machine: Machine,
+    factorises: bool | None,
+    auto: bool,
+    spectral: bool,
+) -> tuple[bool, Subsets | None, dict[str, Any]]:
+    """Whether training steps factorise, the first subsets, and the fields that follow from both.
+
+    `factorises` is None if that depends on the rows; `auto` is whether the solver is.
+    """
+    dtype = str(resolve_dtype(params.dtype, n, threshold=FLOAT64_ROWS)).removeprefix("torch.")
     why = f"up to {FLOAT64_ROWS:,} rows double precision costs little"
     if n > FLOAT64_ROWS:
         why = "float64 only if float32 could not factorise the kernel matrix"
-    return Choice(str(dtype).removeprefix("torch."), f"{n:,} rows: {why}")
-
-
-def fits_exactly(n: int, dtype: Choice, machine: Machine) -> bool:
-    """Whether steps that factorise fit into memory and cost less than solves."""
-    fits = 3 * matrix_bytes(n, dtype) <= 0.8 * machine.room
-    return fits and n <= EXACT_TRAINING_ROWS[machine.device.type]
-
-
-def keeps_matrix(n: int, dtype: Choice, machine: Machine, exact: bool) -> bool:
-    """Whether H is kept between the products of one step."""
-    return exact or matrix_bytes(n, dtype) <= 0.5 * machine.room
-
-
-def plan_products(given: Any, machine: Machine) -> Choice:
-    """How products are computed without a stored matrix."""
-    check_products(given, machine.multiplies)
-    return resolve(given, *choose_products(machine.multiplies, machine.compiler))
+    matrix = n * n * getattr(torch, dtype).itemsize
+    exact = factorises
+    if exact is None:
+        exact = 3 * matrix <= 0.8 * machine.room and n <= EXACT_TRAINING_ROWS[machine.device.type]
+    precision = Choice(dtype, f"{n:,} rows: {why}")
+    precision = machine.precision(params, precision, exact, "products ")
+    matrix = n * n * getattr(torch, precision.value).itemsize
+    posterior = plan_posterior(params, n, machine, exact, auto, spectral)
+    subsets = _plan_subsets(params, n, d, machine)
+    needs = _memory_needs(n, machine, matrix if exact else 0, posterior, subsets)
+    fields = {"dtype": precision, "posterior": posterior, "n": n, "needs": needs}
+    fields |= {"keep": exact or matrix <= 0.5 * machine.room, "room": machine.room}
+    return exact, subsets, fields
 
 
 def plan_posterior(
@@ -294,7 +296,7 @@ def plan_posterior(
     return resolve(params.posterior, value, f"{n:,} rows: {why}")
 
 
-def plan_subsets(params: Any, n: int, d: int, machine: Machine) -> Subsets | None:
+def _plan_subsets(params: Any, n: int, d: int, machine: Machine) -> Subsets | None:
     """The exact fits with which training begins."""
     size, count = params.subset_size, 1 if n <= CENTROID_ROWS[machine.device.type] else 10
     if size is None or params.optimizer is None:
@@ -308,6 +310,32 @@ def plan_subsets(params: Any, n: int, d: int, machine: Machine) -> Subsets | Non
     if EXACT_TRAINING_ROWS["cpu"] < n <= EXACT_POSTERIOR_ROWS["cpu"]:
         return Subsets(rows_for(d, FIRST_SUBSET_ROWS), largest)
     return Subsets(SUBSET_ROWS, largest, count)
+
+
+def _memory_needs(
+    n: int, machine: Machine, matrix: int, posterior: Choice, subsets: Subsets | None
+) -> tuple[MemoryNeed, ...]:
+    """The memory of each part of a fit, with a setting that needs less.
+
+    `matrix` are the bytes of the kernel matrix that training factorises; 0 if it does not.
+    """
+    tile, needs = min(n, tile_size(machine.device)), list[MemoryNeed]()
+    if matrix:
+        what = f"Exact training on {n} rows (three {n} x {n} matrices)"
+        less = "use solver='cg', which multiplies without storing the matrix, or fewer rows"
+        needs.append(MemoryNeed(3 * matrix, what, less))
+    if posterior.value == "exact":
+        what = f"An exact posterior for {n} rows (a float64 factor and its matrix)"
+        less = "use posterior='pathwise', whose memory is linear in the rows"
+        needs.append(MemoryNeed(16 * n * n, what, less))
+    what = f"Training on {n} rows in tiles ({_VECTORS} vectors and three {tile} x {tile} tiles)"
+    less = "use fewer rows, or SVGPRegressor, which reads them in batches"
+    needs.append(MemoryNeed(8 * (_VECTORS * n + 3 * tile * tile), what, less))
+    if subsets is not None:
+        size = subsets.size
+        what = f"The exact start on subset_size={size} rows (three {size} x {size} matrices)"
+        needs.append(MemoryNeed(24 * size * size, what, "use a smaller subset_size"))
+    return tuple(needs)
 
 
 # ---------------------------------------------------------------------- IterativeGPRegressor
@@ -385,12 +413,6 @@ def _plan_solver(given: Any, direct: bool, needed: bool, n: int) -> Choice:
     if needed:
         why = "the gradient or the optimizer needs a factorisation"
     return resolve(given, "cholesky" if direct else "block_cg", f"{n:,} rows: {why}")
-
-
-def _that_of(solves: Solves) -> Choice | None:
-    if not solves.solver.takes_preconditioner:
-        return None
-    return Choice(solves.solver.preconditioner, "that of the solver")
 
 
 def _with_gradient(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -33,14 +33,8 @@ from ...features import PriorFeatures
 from ...kernels import NotExportable
 from ...linalg.operators import KernelOperator, prior_values
 from ...linalg.preconditioners import Preconditioner, build_preconditioner
-from ...linalg.solvers import (
-    Solution,
-    cholesky_with_jitter,
-    preconditioner_for,
-    solve,
-)
-from ...workers import map_in_order
-from ._nearest import NearestDraws, NearestModule
+from ...linalg.solvers import Solution, preconditioner_for, solve
+from ._nearest import NearestDraws, NearestModule, coefficients, with_factors
 
 # Rows whose covariances with all rows are held in memory at a time when rows are left out.
 _ROWS = 512
@@ -222,8 +216,9 @@ class IterativePosterior(KernelPosterior):
             explained, correction = self._explained(K, near, left)
             return K @ self.weights + correction, reported_variance(prior - explained, prior)
         if self.samples is None:
-            solved = self._solved_cross(X)
-            return solved[0].T @ self.weights, self._solved_variance(X, *solved)
+            (cross, V, R), prior = self._solved_cross(X), self.cross(X).prior_diag()
+            variance = reported_variance(prior - (V * (cross + R)).sum(0), prior)
+            return cross.T @ self.weights, variance
         mean, deviations = self._mean_and_deviations(X, self.samples)
         return mean, deviations.square().mean(1)
 
@@ -245,31 +240,17 @@ class IterativePosterior(KernelPosterior):
 
         O(k^3) a row. Of the rows near a row, the first so many of `sizes` count, all by default.
         """
-        operator, chosen = self.operator, K.gather(1, near).double()
+        B = K.gather(1, near)[:, :, None]
+        B = (B if left is None else torch.cat([B, left], 2)).double()
 
-        def explained(i: int) -> tuple[Tensor, Tensor | None]:
-            some = slice(None if sizes is None else sizes[i])
-            L = cholesky_with_jitter(operator.block(near[i, some]).double())[0]
-            half = torch.linalg.solve_triangular(L, chosen[i, some, None], upper=False)
-            if left is None:
-                return half.square().sum(), None
-            halves = torch.linalg.solve_triangular(L, left[i, some].double(), upper=False)
-            return half.square().sum(), (half.T @ halves)[0]
+        def explained(i: int, L: Tensor) -> Tensor:
+            half = torch.linalg.solve_triangular(L, B[i, : len(L)], upper=False)
+            return half[:, 0] @ half
 
-        # A user's own NumPy kernel may not be thread-safe.
-        run = map if operator.kernel.numpy_code else partial(map_in_order, device=K.device)
-        parts = list(run(explained, range(len(K))))
-        found = torch.stack([part for part, _ in parts]).to(K) if parts else K.new_zeros(0)
-        if left is None:
-            return found, 0.0
-        added = [part for _, part in parts if part is not None]
-        return found, torch.stack(added).to(K) if added else K.new_zeros(0, left.shape[2])
-
-    def _solved_variance(
-        self, X: Float[Tensor, "m d"], cross: Tensor, V: Tensor, R: Tensor
-    ) -> Float[Tensor, " m"]:
-        prior = self.cross(X).prior_diag()
-        return reported_variance(prior - (V * (cross + R)).sum(0), prior)
+        sets = list(near) if sizes is None else [N[:k] for N, k in zip(near, sizes, strict=True)]
+        found = with_factors(self.operator, sets, explained)
+        parts = torch.stack(found).to(K) if found else K.new_zeros(0, B.shape[2])
+        return parts[:, 0], 0.0 if left is None else parts[:, 1:]
 
     def covariance(self, X: Float[Tensor, "m d"]) -> Float[Tensor, "m m"]:
         """The joint covariance of the distribution of single rows.
@@ -285,22 +266,13 @@ class IterativePosterior(KernelPosterior):
             covariance = self.cross(X).prior_covariance()
             covariance.addmm_(V.T, cross + R, alpha=-1)
             return (covariance + covariance.T) / 2
-        K, near = self._neighbours(X)
-        A, prior = self._conditioning(K, near), self.cross(X).prior_diag()
+        (K, near), prior = self._neighbours(X), self.cross(X).prior_diag()
+        A = torch.zeros_like(K)
+        A.scatter_(1, near, coefficients(self.operator, K, near).to(A))
         half = A @ (0.5 * self.operator.matmul(A.T) - K.T)
         covariance = self.cross(X).prior_covariance().add_(half).add_(half.T)
         covariance.diagonal().copy_(reported_variance(prior - (A * K).sum(1), prior))
         return covariance
-
-    def _conditioning(
-        self, K: Float[Tensor, "m n"], near: Int[Tensor, "m k"]
-    ) -> Float[Tensor, "m n"]:
-        """The weights by which the rows `near` predict, zero for other rows."""
-        A, chosen = torch.zeros_like(K), K.gather(1, near).double()
-        for i, rows in enumerate(near):
-            L = cholesky_with_jitter(self.operator.block(rows).double())[0]
-            A[i, rows] = torch.cholesky_solve(chosen[i, :, None], L)[:, 0].to(A)
-        return A
 
     def _solved_cross(self, X: Float[Tensor, "m d"]) -> tuple[Tensor, Tensor, Tensor]:
         """B = k(training rows, X), V near H^-1 B, and R = B - H V; one epoch more than the solve.
@@ -391,18 +363,18 @@ class PathwiseModule(PosteriorModule):
     def mean(self, X: Float[Tensor, "m d"]) -> Float[Tensor, "m t"]:
         return self.linear.mean(X)
 
-    def moments(self, X: Float[Tensor, "m d"]) -> Moments:
+    def _parts(self, X: Float[Tensor, "m d"]) -> tuple[Tensor, Tensor, Tensor]:
+        """The mean, the deviations of the samples, and the noise."""
         features = self.linear.features
         K = features(X)
         deviations = self.prior(X) @ self.prior_weights - K @ self.representer_weights
-        mean = K @ self.linear.weights
-        return Moments(mean, deviations.square().mean(1), features.noise(X))
+        return K @ self.linear.weights, deviations, features.noise(X)
+
+    def moments(self, X: Float[Tensor, "m d"]) -> Moments:
+        mean, deviations, noise = self._parts(X)
+        return Moments(mean, deviations.square().mean(1), noise)
 
     def joint(self, X: Float[Tensor, "b q d"]) -> JointMoments:
-        sets, rows, features = X.shape[:2], X.flatten(0, 1), self.linear.features
-        K = features(rows)
-        deviations = self.prior(rows) @ self.prior_weights - K @ self.representer_weights
-        deviations = deviations.unflatten(0, sets)
-        covariance = deviations @ deviations.mT / deviations.shape[2]
-        mean = (K @ self.linear.weights).unflatten(0, sets)
-        return JointMoments(mean, covariance, features.noise(rows).unflatten(0, sets))
+        parts = self._parts(X.flatten(0, 1))
+        mean, deviations, noise = (part.unflatten(0, X.shape[:2]) for part in parts)
+        return JointMoments(mean, deviations @ deviations.mT / deviations.shape[2], noise)

@@ -22,17 +22,12 @@ from ...linalg.gradients import TruncatedGradient
 from ...linalg.solvers import Cholesky
 from ...linalg.truncation import resolve_truncation
 from ._base import SolvedGPRegressor
-from ._memory import memory_needs
 from ._plan import (
     ENOUGH_SAMPLES,
     FACTORISED,
     FLOAT64_ROWS,
     IterativePlan,
-    fits_exactly,
-    keeps_matrix,
-    plan_dtype,
-    plan_posterior,
-    plan_subsets,
+    plan_both,
     with_training,
 )
 from ._solves import Solves, for_variances, named_preconditioner, preconditioned, solver_name
@@ -307,22 +302,17 @@ def plan(
     # Twenty iterations and the products of a gradient cost more than a small factorisation.
     automatic = is_auto(params.truncation) and is_auto(params.optimizer)
     small = automatic and params.posterior in ("auto", "exact") and n <= small_table_rows(params)
-    dtype = plan_dtype(params, n)
-    exact = small and fits_exactly(n, dtype, machine)
-    dtype = machine.precision(params, dtype, exact, "products ")
-    posterior = plan_posterior(params, n, machine, exact, True, spectral)
-    subsets = plan_subsets(params, n, d, machine)
+    factorises = None if small else False
+    exact, subsets, choices = plan_both(params, n, d, machine, factorises, True, spectral)
     law = Choice(None, f"{n:,} rows: exact gradients cost less")
     if not exact:
         law = resolve(params.truncation, "exponential", f"{n:,} rows")
     noisy = is_auto(params.optimizer) and not exact
     solver = Cholesky() if exact else preconditioned("cg", params.preconditioner)
     start = TruncatedPlan(
-        dtype=dtype,
-        posterior=posterior,
+        **choices,
         solver=Choice(solver_name(solver), "the only one"),
         truncation=law,
-        n=n,
         stages=replace(
             StageSettings.of(
                 params,
@@ -341,10 +331,7 @@ def plan(
             params.solver_tol,
             params.solver_max_epochs,
         ),
-        keep=keeps_matrix(n, dtype, machine, exact),
-        room=machine.room,
-        needs=memory_needs(n, machine, dtype, exact, posterior, subsets),
-        ignored=_without_effect(exact, posterior),
+        ignored=_without_effect(exact, choices["posterior"]),
     )
     return with_training(start if exact else _with_truncation(start, params), n_params)
 

@@ -220,10 +220,10 @@ def test_time_budget(share):
 def test_parts_cover_the_table_evenly(n, size):
     X = np.random.default_rng(0).standard_normal((n, 3))
     for cut in (
-        lambda r: random_parts(n, size, r),
+        lambda r: random_parts(X, size, r),
         lambda r: kmeans_parts(X, size, r),
-        lambda r: global_first(X, size, "random", r),
-        lambda r: global_first(X, size, "kmeans", r),
+        lambda r: global_first(X, size, random_parts, r),
+        lambda r: global_first(X, size, kmeans_parts, r),
     ):
         parts = cut(np.random.RandomState(0))
         assert_array_equal(np.sort(np.concatenate(parts)), np.arange(n))
@@ -235,7 +235,7 @@ def test_kmeans_parts_are_neighbourhoods():
     X = np.random.default_rng(0).uniform(size=(1024, 2)) * [1, 1000]
     spread = {
         "kmeans": kmeans_parts(X, 64, np.random.RandomState(0)),
-        "random": random_parts(1024, 64, np.random.RandomState(0)),
+        "random": random_parts(X, 64, np.random.RandomState(0)),
     }
     within = {
         name: np.mean([X[part].var(axis=0) / X.var(axis=0) for part in parts])

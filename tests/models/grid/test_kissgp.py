@@ -6,6 +6,7 @@ import pickle
 import numpy as np
 import pytest
 from inside import clock
+from interpolated import dense_grid
 from scipy.stats import multivariate_normal
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.frozen import FrozenEstimator
@@ -479,7 +480,7 @@ class TestProducts:
         # The reported error is that of one value: 20 values give it to about a sixth.
         assert np.mean(errors) == pytest.approx(np.std(values, ddof=1), rel=0.5)
         # The reference is dense algebra over the rows, which knows nothing of grids.
-        H = kernel.grid.interpolate(X) @ kernel.to_dense(theta).numpy()
+        H = kernel.grid.interpolate(X) @ dense_grid(kernel, theta).numpy()
         H = H @ kernel.grid.interpolate(X).toarray().T + np.diag(known + 0.01)
         dense = multivariate_normal(np.zeros(150), H).logpdf(y)
         assert exact.value == pytest.approx(dense, rel=1e-6)
@@ -557,7 +558,7 @@ class TestProducts:
         model = KISSGPRegressor(kernel, optimizer=None, grid_size=25, solver="cg", alpha=0)
         model.fit(np.vstack([X, np.ones((1, 2))]), np.append(y, 0.0), np.append(0 * y, 1e8))
         grid_kernel = model._posterior().grid_kernel
-        K = grid_kernel.to_dense(model._posterior().theta).numpy()
+        K = dense_grid(grid_kernel, model._posterior().theta).numpy()
         W_train, W_new = (grid_kernel.grid.interpolate(rows).toarray() for rows in (X, new))
         H = W_train @ K @ W_train.T + 1e-4 * np.eye(1500)
         cross = W_train @ K @ W_new.T
