@@ -168,6 +168,7 @@ def prior_problem(n):
 
 
 def moments(args):
+    from skscalablegp.core.data import Table
     from skscalablegp.models.grid import _grid
     from skscalablegp.models.grid._moments import grid_moments
 
@@ -179,7 +180,8 @@ def moments(args):
             [_grid.Axis(j, -2 - 8 / (size - 5), 4 / (size - 5), size) for j in range(d)],
         )
         parts = tuple((axis,) for axis in axes) if structure == "additive" else (tuple(axes),)
-        cases.append((_grid.Grid(parts, d), X, y[:, None]))
+        rows = Table(X, y, np.zeros(()), np.ones(()), np.zeros(len(X)))
+        cases.append((rows, _grid.Grid(parts, d)))
 
     def work():
         for case in cases:

@@ -7,8 +7,15 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from skscalablegp.core.data import Table
 from skscalablegp.linalg.operators import LinearOperator
 from skscalablegp.models.grid import GridKernel
+
+
+def rows_of(X: np.ndarray, Y: np.ndarray, noise: np.ndarray | float = 0.0) -> Table:
+    """A table with targets as they are."""
+    t = Y.shape[1]
+    return Table(X, Y, np.zeros(t), np.ones(t), np.broadcast_to(noise, len(X)).copy())
 
 
 def dense_grid(grid_kernel: GridKernel, theta: Float[Tensor, " p"]) -> Float[Tensor, "m m"]:

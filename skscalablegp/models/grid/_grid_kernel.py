@@ -52,6 +52,7 @@ class GridFactor:
     columns: list[slice]
 
 
+@dataclass(eq=False)
 class GridKernel:
     """The covariance Kuu of the points of a grid, as a function of theta.
 
@@ -60,7 +61,7 @@ class GridKernel:
     a Kronecker product with one Toeplitz matrix per axis. Along a single axis the terms are added
     up.
 
-    Parameters
+    Attributes
     ----------
     kernel : TorchKernel
         A sum of products of constants and stationary kernels. With more than one axis in a
@@ -80,18 +81,14 @@ class GridKernel:
         For a kernel that is not stationary, or not a product over the columns.
     """
 
-    def __init__(
-        self,
-        kernel: TorchKernel,
-        grid: Grid,
-        memory_budget: float | None = None,
-        device: torch.device = CPU,
-        most_rank: int | None = None,
-    ):
-        self.kernel, self.most_rank = kernel, most_rank
-        self.grid = grid
-        self.device = device
-        self._budget = memory_budget
+    kernel: TorchKernel
+    grid: Grid
+    memory_budget: float | None = None
+    device: torch.device = CPU
+    most_rank: int | None = None
+
+    def __post_init__(self) -> None:
+        kernel, grid = self.kernel, self.grid
         self.n_features = kernel.n_features
         self.terms = [(term, term.leaves) for term in kernel.node.products()]
         # Including factors of the noise, which are in no product.
@@ -250,7 +247,7 @@ class GridKernel:
             f"A grid of {m} points whose covariance has rank {r}",
             "use a smaller grid_size, longer length scales, structure='additive', or a model with "
             "inducing points",
-            self._budget,
+            self.memory_budget,
         )
         return cuts
 

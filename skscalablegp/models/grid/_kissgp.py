@@ -398,7 +398,7 @@ class KISSGPRegressor(GPRegressorBase):
         n = len(some.X)
         steps = network_steps(n, self.max_epochs)
         run.chose("max_epochs", sum(steps) * min(256, n) / n, f"{sum(steps)} steps")
-        training = NetworkTraining(some.X, some.targets, network, run, some.counts, some.within)
+        training = NetworkTraining(some, network, run)
 
         def preview(model: KISSGPRegressor, step: Any) -> None:
             made = model._on_grid(table, training.features(), held, run)
@@ -489,7 +489,7 @@ class KISSGPRegressor(GPRegressorBase):
             training, some = summed(on_grid, table, held), table.rows(held)
             n = len(some.X)
         if self.solver == "cg":
-            probes = RowProbes(on_grid.grid, some.X, some.noise, run.generator, some.counts)
+            probes = RowProbes(on_grid.grid, some, run.generator)
             run.budget.reserve("final solve")
         if n < rank and n * on_grid.n_points <= _FEW_NUMBERS:
             few = rows_on_grid(on_grid.grid, some.whole(), on_grid.device)
@@ -507,8 +507,7 @@ class KISSGPRegressor(GPRegressorBase):
                 f"The covariance of the grid has rank {rank}, and max_seconds leaves time for "
                 f"{most}: the model is smoother. Raise max_seconds, or use a smaller grid_size."
             )
-        settings = self._budget(), self._fit_device(), most
-        return GridKernel(on_grid.kernel, on_grid.grid, *settings), min(rank, most)
+        return replace(on_grid, most_rank=most), min(rank, most)
 
     def _settings(self) -> StageSettings:
         return StageSettings.of(self, self.n_restarts_optimizer)

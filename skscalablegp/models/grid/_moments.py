@@ -13,6 +13,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from ...core.data import Table
 from ...workers import map_in_order
 from ._grid import Grid, outer, powers
 from ._polynomials import cell_places, gram_stencil, spread, stencil_matrix
@@ -174,14 +175,7 @@ def misfit(moments: NoisyMoments, missed: float, t: int, jitter: float) -> float
     return mean_square - explained if mean_square > _MISFIT * explained else 0.0
 
 
-def grid_moments(
-    grid: Grid,
-    X: np.ndarray,
-    Y: np.ndarray,
-    weights: np.ndarray | float = 1.0,
-    counts: np.ndarray | float = 1.0,
-    within: np.ndarray | float = 0.0,
-) -> GridMoments:
+def grid_moments(table: Table, grid: Grid, weights: np.ndarray | float = 1.0) -> GridMoments:
     """Accumulate the moments of rows inside the grid, block by block.
 
     A product of two weights is a polynomial of degree 6 in the place within a cell, so that 7^d
@@ -190,25 +184,20 @@ def grid_moments(
 
     Parameters
     ----------
+    table : Table
+        Rows, read once. The moments are those of all rows that merged ones stand for.
     grid : Grid
-    X : ndarray of shape (n, d)
-        Rows, read once.
-    Y : ndarray of shape (n, t)
-        Targets.
     weights : ndarray of shape (n,), default=1
         c_i.
-    counts, within : ndarray of shape (n,), default=1 and 0
-        What merged rows stand for, as `weight` and `scatter` of `Rows`. The moments are those of
-        all these rows.
 
     Notes
     -----
     O(n 7^d) on a product grid, O(n (4 d)^2) on an additive one; memory O(m 7^d)
     and some blocks.
     """
-    n = float(np.broadcast_to(counts, len(X)).sum())
-    missing = np.sum(weights * np.broadcast_to(within, len(X))) / Y.shape[1]
-    weights = np.broadcast_to(weights * np.asarray(counts), len(X))
+    X, Y = table.X, table.targets
+    missing = np.sum(weights * table.within) / Y.shape[1]
+    weights = weights * table.counts
     total = (weights[:, None] * Y**2).sum(0) + missing
     if len(grid.components) >= _DENSE_COLUMNS and grid.n_points <= _DENSE_POINTS:
         gram, rhs = _dense_sums(grid, X, Y, weights)
@@ -216,7 +205,7 @@ def grid_moments(
         gram, rhs = _sparse_sums(grid, X, Y, weights)
     else:
         gram, rhs = _polynomial_sums(grid.components[0], X, Y, weights)
-    return GridMoments(gram, rhs, total, n)
+    return GridMoments(gram, rhs, total, table.n_rows)
 
 
 def _sparse_sums(grid, X, Y, weights):

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from ..._end import End
 from ...core import FitRun, data_scaled_kernel, first_layer_factors, first_layer_rows
-from ...core.data import Columns, standardised_limits
+from ...core.data import Table, standardised_limits
 from ...core.posteriors import Affine
 from ...core.training import Stepper, StopTraining, train_steps
 from ...features import (
@@ -137,37 +137,25 @@ class NetworkTraining:
 
     Parameters
     ----------
-    X : ndarray of shape (n, d)
-        Rows.
-    Y : ndarray of shape (n, t)
-        Targets.
+    table : Table
+        A squared error counts as often as its row, and likelihoods are those of all rows for which
+        merged ones stand.
     network : Network
         With 1 or 2 features.
     run : FitRun
         Its time budget, and its random numbers: initial weights and batches.
-    counts, within : ndarray of shape (n,), default=1 and 0
-        What merged rows stand for. A squared error counts as often as its row, and likelihoods are
-        those of all these rows.
     """
 
-    def __init__(
-        self,
-        X: np.ndarray,
-        Y: np.ndarray,
-        network: Network,
-        run: FitRun,
-        counts: np.ndarray | float = 1.0,
-        within: np.ndarray | float = 0.0,
-    ):
-        self._x_mean, self._x_scale = Columns(X, counts).robust_moments()
+    def __init__(self, table: Table, network: Network, run: FitRun):
+        X, Y = table.X, table.targets
+        self._x_mean, self._x_scale = table.robust_moments()
         limits = standardised_limits(X, self._x_mean, self._x_scale)
         self.network = LimitedNetwork(network, *limits)
-        share = np.broadcast_to(counts, len(X)).sum() * Y.shape[1]
-        squares = (np.reshape(counts, (-1, 1)) * np.square(Y)).sum() + np.sum(within)
-        unit = max(float(squares / share) ** 0.5, 1e-300)
+        unit = max(table.mean_square() ** 0.5, 1e-300)
         self._generator = torch.Generator().manual_seed(int(run.random_state.randint(2**31 - 1)))
         scaled = torch.from_numpy((X - self._x_mean) / self._x_scale), torch.from_numpy(Y / unit)
-        self._rows = Rows.of(*scaled, 0.0, counts, within / unit**2).to(torch.float32)
+        rest = 0.0, table.counts, table.within / unit**2
+        self._rows = Rows.of(*scaled, *rest).to(torch.float32)
         self.params = network.initial(self._generator)
         rows = None
         if has_first_layer(network):

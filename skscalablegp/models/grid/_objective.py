@@ -126,7 +126,8 @@ class CommonNoise(KeptRows):
 
     def plus(self, table: Table, white: float, prior: float) -> KeptRows:
         if (table.noise == self.smallest).all():
-            return CommonNoise(self.moments + _moments(self.grid, table), self.grid, self.smallest)
+            moments = self.moments + grid_moments(table, self.grid)
+            return CommonNoise(moments, self.grid, self.smallest)
         jitter = self.jitter(white, prior)
         D = white + jitter + self.smallest
         given = self.moments.scaled(1 / D), self.grid, self.moments.n * math.log(D), jitter
@@ -196,7 +197,7 @@ class FixedNoise(KeptRows):
     def plus(self, table: Table, white: float, prior: float) -> KeptRows:
         new = noise_jitter(white + float(table.noise.min()), prior)
         D = white + table.noise + new
-        moments = self.moments + _moments(self.grid, table, 1 / D)
+        moments = self.moments + grid_moments(table, self.grid, 1 / D)
         log_det = self.log_det + float((table.counts * np.log(D)).sum())
         return FixedNoise(moments, self.grid, log_det, max(self.added, new))
 
@@ -207,11 +208,7 @@ def summed(kernel: GridKernel, table: Table, chosen: np.ndarray | None = None) -
     low, high = table.noise_range()
     if low < high:
         return NoiseByRow(kernel.grid, some)
-    return CommonNoise(reduce(add, some.each(_part_moments, kernel.grid)), kernel.grid, low)
-
-
-def _part_moments(table: Table, grid: Grid) -> GridMoments:
-    return _moments(grid, table)
+    return CommonNoise(reduce(add, some.each(grid_moments, kernel.grid)), kernel.grid, low)
 
 
 def _noisy_parts(
@@ -219,13 +216,9 @@ def _noisy_parts(
 ) -> tuple[GridMoments, GridMoments, float, float]:
     """Moments with weights 1 / D and 1 / D^2, and the sums of log D and 1 / D."""
     D = noise + table.noise
-    first, second = (_moments(grid, table, D**-k) for k in (1.0, 2.0))
+    first, second = (grid_moments(table, grid, D**-k) for k in (1.0, 2.0))
     log_det, inverse = (float((table.counts * part).sum()) for part in (np.log(D), 1 / D))
     return first, second, log_det, inverse
-
-
-def _moments(grid: Grid, table: Table, weights: np.ndarray | float = 1.0) -> GridMoments:
-    return grid_moments(grid, table.X, table.targets, weights, table.counts, table.within)
 
 
 def _component_sums(moments: GridMoments, grid: Grid) -> list[np.ndarray]:

@@ -11,6 +11,7 @@ from jaxtyping import Float
 from torch import Generator, Tensor
 
 from ..._end import End
+from ...core.data import Table
 from ...core.training import Budget
 from ...linalg.blocks import look_up, watched
 from ...linalg.gradients import GradientEstimate, GradientEstimator
@@ -162,27 +163,18 @@ class RowProbes:
     Parameters
     ----------
     grid : Grid
-    X, known : ndarray of shape (n, d), (n,)
-        Rows inside the grid, and their known noise variances.
+    table : Table
+        Rows inside the grid, and their known noise variances. The sum of k independent z, of a row
+        that stands for k, is sqrt(k) z.
     generator : Generator
-    counts : ndarray of shape (n,), default=1
-        How many rows each row stands for. The sum of k independent z is sqrt(k) z.
     """
 
-    def __init__(
-        self,
-        grid: Grid,
-        X: np.ndarray,
-        known: np.ndarray,
-        generator: Generator,
-        counts: np.ndarray | float = 1.0,
-    ):
+    def __init__(self, grid: Grid, table: Table, generator: Generator):
         self._grid, self._seed = grid, int(torch.randint(2**31, (), generator=generator))
-        self._known, self._X = known, X
-        self._root = np.broadcast_to(np.sqrt(counts), len(X))
+        self._X, self._known, self._root = table.X, table.noise, np.sqrt(table.counts)
         self._equal = None
-        if known.min() == known.max():
-            self._equal, self._known, self._X = self._sums((self._root,))[0], known[0], None
+        if self._known.min() == self._known.max():
+            self._equal, self._known, self._X = self._sums((self._root,))[0], table.noise[0], None
 
     def at(self, noise: float, device: torch.device = CPU) -> list[Float[Tensor, "m s"]]:
         """W' D^-1/2 z and W' D^-3/2 z, where D is `noise` plus the known noise."""

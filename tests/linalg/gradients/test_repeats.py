@@ -342,7 +342,7 @@ def test_probes_have_the_covariance_of_all_rows(known):
         want = (W.T / D**power) @ W
         found = []
         for _ in range(60):
-            probes = RowProbes(kernel.grid, part.X, part.noise, generator, part.counts)
+            probes = RowProbes(kernel.grid, part, generator)
             p, beside = probes.at(0.1)
             found.append(p @ (p, beside)[place].T / p.shape[1])
         mean, error = torch.stack(found).mean(0), torch.stack(found).std(0) / len(found) ** 0.5

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from interpolated import rows_of
 
 from skscalablegp.models.grid import (
     cell_polynomials,
@@ -45,12 +46,12 @@ def test_moments(d, weighted, structure, thresholds):
     assert g.covers(X).all()
     W = g.interpolate(X).toarray()
     np.testing.assert_allclose(W.sum(1), len(g.components), atol=1e-12)
-    moments = grid_moments(g, X, Y, c)
+    moments = grid_moments(rows_of(X, Y), g, c)
     CW = c[:, None] * W
     np.testing.assert_allclose(moments.gram.toarray(), W.T @ CW, atol=1e-12)
     np.testing.assert_allclose(moments.rhs, CW.T @ Y, atol=1e-12)
     np.testing.assert_allclose(moments.total, (c[:, None] * Y**2).sum(0))
-    parts = [grid_moments(g, X[s], Y[s], c[s])
+    parts = [grid_moments(rows_of(X[s], Y[s]), g, c[s])
              for s in (slice(0, 40), slice(40, None))]  # fmt: skip
     together = parts[0] + parts[1]
     np.testing.assert_allclose(together.gram.toarray(), moments.gram.toarray(), atol=1e-12)
@@ -60,7 +61,7 @@ def test_moments(d, weighted, structure, thresholds):
     numbers = g.numbers_in(larger)
     assert larger.covers(2 * X).all()
     moved = moments.moved(numbers, larger.n_points)
-    there = grid_moments(larger, X, Y, c)
+    there = grid_moments(rows_of(X, Y), larger, c)
     np.testing.assert_allclose(moved.gram.toarray(), there.gram.toarray(), atol=1e-10)
     np.testing.assert_allclose(moved.rhs, there.rhs, atol=1e-10)
 
@@ -71,7 +72,7 @@ def test_moments_of_many_columns_are_dense(weighted, thresholds):
     X, Y = rows(40), np.random.default_rng(9).standard_normal((150, 2))
     c = np.linspace(0.1, 2, 150) if weighted else np.ones(150)
     g = make_grid(X, [8] * 40, "additive")
-    moments, W = grid_moments(g, X, Y, c), g.interpolate(X).toarray()
+    moments, W = grid_moments(rows_of(X, Y), g, c), g.interpolate(X).toarray()
     CW = c[:, None] * W
     assert isinstance(moments.gram, np.ndarray)
     np.testing.assert_allclose(moments.gram, W.T @ CW, atol=1e-12)
@@ -80,7 +81,7 @@ def test_moments_of_many_columns_are_dense(weighted, thresholds):
     np.testing.assert_allclose(times(moments.gram, torch.from_numpy(V)), W.T @ (CW @ V), atol=1e-9)
     larger = g.extended(2 * X)
     moved = moments.moved(g.numbers_in(larger), larger.n_points)
-    there = grid_moments(larger, X, Y, c)
+    there = grid_moments(rows_of(X, Y), larger, c)
     assert isinstance(moved.gram, np.ndarray)
     np.testing.assert_allclose(moved.gram, there.gram, atol=1e-10)
     np.testing.assert_allclose((moved + there).gram, 2 * there.gram, atol=1e-10)
@@ -92,7 +93,7 @@ def test_moments_on_any_number_of_cores_are_the_same(structure, set_workers, thr
     X, Y, found = rows(2), np.random.default_rng(9).standard_normal((150, 2)), []
     for count in (1, 3):
         set_workers(count)
-        moments = grid_moments(grid(X, structure), X, Y)
+        moments = grid_moments(rows_of(X, Y), grid(X, structure))
         found.append((moments.gram.toarray(), moments.rhs))
     assert all(map(np.array_equal, *found))
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from interpolated import InterpolatedOperator
+from interpolated import InterpolatedOperator, rows_of
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel, Matern, WhiteKernel
 
 from skscalablegp import KISSGPRegressor
@@ -43,7 +43,7 @@ def problem(d, structure, kernel, t, known):
     if np.ndim(known):
         rows = NoiseByRow(grid, Table(X, Y, np.zeros(t), np.ones(t), known))
     else:
-        rows = CommonNoise(grid_moments(grid, X, Y), grid, known)
+        rows = CommonNoise(grid_moments(rows_of(X, Y), grid), grid, known)
     return GridProblem.make(grid_kernel, rows, 60), X, torch.from_numpy(Y)
 
 
@@ -101,7 +101,7 @@ def test_too_little_noise_is_raised_and_reported():
     X = np.random.default_rng(1).uniform(-1, 2, (60, 1))
     compiled = compile_kernel(C(2.0) * RBF(0.5), 1)
     kernel = GridKernel(compiled, make_grid(X, [60], "product"))
-    rows = CommonNoise(grid_moments(kernel.grid, X, np.sin(2 * X)), kernel.grid, 0.0)
+    rows = CommonNoise(grid_moments(rows_of(X, np.sin(2 * X)), kernel.grid), kernel.grid, 0.0)
     made, theta = GridProblem.make(kernel, rows, 60), compiled.theta0
     result = grid_marginal_likelihood(made, theta)
     assert result.jitter == pytest.approx(2e-9)
@@ -119,7 +119,7 @@ def test_what_the_cut_costs_in_three_columns(noise):
     compiled = compile_kernel(C(1.0) * RBF([0.8, 0.7, 0.9]) + W(noise), 3)
     kernel = GridKernel(compiled, make_grid(X, [10] * 3, "product"))
     grid, theta = kernel.grid, compiled.theta0
-    rows = CommonNoise(grid_moments(grid, X, Y), grid, 0.0)
+    rows = CommonNoise(grid_moments(rows_of(X, Y), grid), grid, 0.0)
     made = GridProblem.make(kernel, rows, n)
     result = grid_marginal_likelihood(made, theta)
     assert len(result.inner) < 700 < grid.n_points

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from interpolated import rows_of
 from numpy.testing import assert_allclose
 from simulated import simulated
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel, Matern, WhiteKernel
@@ -43,8 +44,8 @@ def problem(d, structure, kernel, known, device, size=12):
     if np.ndim(known):
         rows = NoiseByRow(grid, table)
     else:
-        rows = CommonNoise(grid_moments(grid, X, Y), grid, known)
-    probes = RowProbes(grid, X, by_row, torch.Generator().manual_seed(0))
+        rows = CommonNoise(grid_moments(rows_of(X, Y), grid), grid, known)
+    probes = RowProbes(grid, table, torch.Generator().manual_seed(0))
     few = rows_on_grid(grid, table, on_grid.device)
     return GridProblem.make(on_grid, rows, 60, probes), few
 
@@ -137,6 +138,8 @@ def test_sums_that_are_stored_densely(solver, thresholds):
             ).fit(X, Y[:, 0])  # fmt: skip
             assert bool(gpu.launches) == (device == "cuda")
             found.append([*model.predict(X[:9], return_std=True), [*model.kernel_.theta]])
-    assert isinstance(grid_moments(make_grid(X, [12] * d, structure), X, Y).gram, np.ndarray)
+    assert isinstance(
+        grid_moments(rows_of(X, Y), make_grid(X, [12] * d, structure)).gram, np.ndarray
+    )
     for ours, theirs in zip(*found, strict=True):
         assert_allclose(theirs, ours, rtol=1e-5, atol=1e-6)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import scipy.linalg
 import torch
-from interpolated import InterpolatedOperator, dense_grid
+from interpolated import InterpolatedOperator, dense_grid, rows_of
 from oracles import normal
 from sklearn.gaussian_process.kernels import (
     RBF,
@@ -97,7 +97,7 @@ class TestInterpolated:
         unique = torch.tensor([3, 1])
         torch.testing.assert_close(operator.rows(unique), H[unique], **close)
         # Everything from the moments, too.
-        moments = grid_moments(grid_kernel.grid, X, V.numpy())
+        moments = grid_moments(rows_of(X, V.numpy()), grid_kernel.grid)
         expected = (weights.T @ weights).numpy()
         np.testing.assert_allclose(moments.gram.toarray(), expected, atol=1e-10)
         np.testing.assert_allclose(moments.rhs, (weights.T @ V).numpy(), atol=1e-10)
@@ -111,7 +111,7 @@ class TestInterpolated:
         assert prior == pytest.approx(float(kernel.diag(X)[0] - 0.1) * len(grid_kernel.grid.shapes))
         rough = Kuu - (part := grid_kernel.factor(theta, 1e-2).F) @ part.T
         assert -1e-12 < float(rough.trace()) <= 1e-2 + 1e-9
-        gram = grid_moments(grid_kernel.grid, X, X[:, :1]).gram
+        gram = grid_moments(rows_of(X, X[:, :1]), grid_kernel.grid).gram
         sums, grid = [], grid_kernel.grid
         for shape, start in zip(grid.shapes, grid.starts, strict=True):
             part = slice(start, start + int(np.prod(shape)))
@@ -157,14 +157,14 @@ class TestInterpolated:
         torch.testing.assert_close(grid_kernel.cross(theta, far, far), expected, **close)
         torch.testing.assert_close(grid_kernel.cross(theta, far), expected.diagonal(), **close)
         # Block by block, at every lag once.
-        sizes, along = [], GridKernel._along
+        sizes, terms = [], GridKernel._terms
 
-        def recorded(self, theta, factors, column, lags):
-            sizes.append(lags.size)
-            return along(self, theta, factors, column, lags)
+        def recorded(self, theta, axes, lags):
+            sizes.extend(apart.numel() for apart in lags)
+            return terms(self, theta, axes, lags)
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(GridKernel, "_along", recorded)
+            patch.setattr(GridKernel, "_terms", recorded)
             grid_kernel.cross(theta, far, far)
             assert max(sizes) < 7 * 60 < len(far) ** 2
             patch.setattr("skscalablegp.models.grid._grid_kernel._BLOCK_PAIRS", 70)

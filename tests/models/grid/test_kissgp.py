@@ -462,11 +462,12 @@ class TestProducts:
         X, y, _ = table(n=150)
         below = fixed(grid_size=9).fit(X, y)._posterior()
         kernel, theta = below.grid_kernel, below.theta
-        rows = NoiseByRow(kernel.grid, Table(X, y, np.zeros(()), np.ones(()), known))
+        read = Table(X, y, np.zeros(()), np.ones(()), known)
+        rows = NoiseByRow(kernel.grid, read)
         thresholds(_PROBES=40)
         grads, values, errors = [], [], []
         for seed in range(20):
-            probes = RowProbes(kernel.grid, X, known, torch.Generator().manual_seed(seed))
+            probes = RowProbes(kernel.grid, read, torch.Generator().manual_seed(seed))
             problem = GridProblem.make(kernel, rows, 150, probes)
             grads.append(ProductGradient().estimate(problem, theta, GradientState())[0].grad)
             evaluation = evaluate_products(problem, theta)
