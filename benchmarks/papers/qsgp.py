@@ -143,13 +143,11 @@ def figure1(rank, control, repeats=150):
     from skscalablegp.linalg.gradients import Rows
     from skscalablegp.models.sampled import (
         BasisDraw,
-        Control,
         NoiseAtRows,
-        Projection,
         SampledBatch,
         SeededFourier,
-        Squares,
         SupportRows,
+        pull_of_squares,
         sampled_gradient,
         sampled_loss,
     )
@@ -172,29 +170,29 @@ def figure1(rank, control, repeats=150):
     for _ in range(repeats):
         rows = X[torch.as_tensor(rng.choice(n, b, replace=False))]
         parts = [basis.draw(u // 20, rng) for _ in range(2)]
-        draws = [
-            BasisDraw(
-                part.evaluate(theta, rows),
-                mu[:, part.index].reshape(-1, 1),
-                scale,
-                part.evaluate(theta, X[p]),
-            )
-            for part, scale in parts
-        ]
-        known = Control()
-        if control == "squares":
-            known = Squares(a, 1 / noise / rank)
-        elif control == "regression":
-            known = Projection(support.regression(support.cross(rows)), a)
-        batch = SampledBatch(torch.zeros(b, 1), *draws, known, square, n)
+        draws, at_support = [], []
+        for part, scale in parts:
+            w, correction = mu[:, part.index].reshape(-1, 1), 0.0
+            at_support.append(BasisDraw(part.evaluate(theta, X[p]), w, scale))
+            if control == "regression":
+                A = support.regression(support.cross(rows))
+                correction = A @ (a - at_support[-1].function())
+            draws.append(BasisDraw(part.evaluate(theta, rows), w, scale, correction))
+        batch = SampledBatch(torch.zeros(b, 1), *draws, square, n, control == "regression")
+        both = sampled_gradient(known_noise, batch)
         value = sampled_loss(known_noise, batch)
         if control == "squares":
             # Equation 3, which training only ever sees the gradient of.
-            product = (draws[0].support() * draws[1].support()).sum()
+            known = [draw.function() for draw in at_support]
+            product = (known[0] * known[1]).sum()
             value = value + 0.5 * n / noise / rank * (a.square().sum() - product)
+            both = [
+                g + draw.scale * pull_of_squares(draw.phi, a - other, 0.5 * n / noise / rank)
+                for g, draw, other in zip(both, at_support, reversed(known), strict=True)
+            ]
         values.append(float(value))
         gradient = torch.zeros(2, m // 2)
-        for (part, _), g in zip(parts, sampled_gradient(known_noise, batch), strict=True):
+        for (part, _), g in zip(parts, both, strict=True):
             gradient.index_add_(1, part.index, g.reshape(2, -1))
         gradients.append(gradient.flatten())
     spread = torch.stack(gradients).double().var(0).mean()

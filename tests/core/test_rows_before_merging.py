@@ -139,7 +139,7 @@ def test_held_out_rows_of_sampled_models_share_no_input_with_batches(stand_in):
     seen = []
 
     def recorded(sampler):
-        seen.append((sampler.held, sampler.support, rows(sampler)))
+        seen.append((sampler.held, rows(sampler)))
         return seen[-1][-1]
 
     rows = stand_in("Sampler.rows", recorded)
@@ -156,7 +156,7 @@ def test_held_out_rows_of_sampled_models_share_no_input_with_batches(stand_in):
     X = X[np.lexsort([*X.T[::-1]])]
     held_out = seen[0][0]
     assert len(held_out) >= 50
-    batches = np.unique(np.concatenate([batch for held, _, batch in seen if len(held)]))
+    batches = np.unique(np.concatenate([batch for held, batch in seen if len(held)]))
     # One input may be divided between support and held-out rows.
     assert len(inputs(X[held_out]) & inputs(X[batches])) <= 1
 

@@ -89,8 +89,8 @@ MUTANTS = [
     (
         "one draw for both members",
         "QSGPStepper._step",
-        "left, right, third = self._draw(), self._draw(), None",
-        "left = right = self._draw(); third = None",
+        "left, right = self._draw(), self._draw()",
+        "left = right = self._draw()",
         ONE_STEP,
         True,
     ),
@@ -121,7 +121,7 @@ MUTANTS = [
     (
         "each draw meets its own residual",
         "sampled_gradient",
-        "noise.gaussian or control.crosses",
+        "noise.gaussian or batch.crosses",
         "False",
         ONE_STEP,
     ),
@@ -141,9 +141,9 @@ MUTANTS = [
     ),
     (
         "the diagonal left out of the variance",
-        "_BatchRows._square",
-        "return (sum(parts) / len(parts))[:, None]",
-        "return 0 * (sum(parts) / len(parts))[:, None]",
+        "batch_sums",
+        "square = (sum(both) / len(both))[:, None]",
+        "square = 0 * (sum(both) / len(both))[:, None]",
         STEPS,
     ),
     (
@@ -183,8 +183,8 @@ MUTANTS = [
     ),
     (
         "hyperparameters forget the diagonal",
-        "_BatchRows.of_theta",
-        "task.third.scale",
+        "_of_theta",
+        "parts[2][1]",
         "0",
         THETA,
     ),
@@ -197,9 +197,9 @@ MUTANTS = [
     ),
     (
         "squares at the support rows pull with the wrong sign",
-        "Squares.pull",
-        "self.weight * (draw.phi_support.T @ (self.a - other.support()))",
-        "-self.weight * (draw.phi_support.T @ (self.a - other.support()))",
+        "pull_of_squares",
+        "weight * (phi_support.T @ misfit)",
+        "-weight * (phi_support.T @ misfit)",
         BOUNDS + "variance_falls",
     ),
     (

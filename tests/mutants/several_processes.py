@@ -9,7 +9,7 @@ OWN = "tests/ranks/test_own_rows.py -k several_ranks_is"
 MUTANTS = [
     (
         "each rank weighs its rows as if they were the whole batch",
-        "_BatchRows.__init__",
+        "batch_sums",
         "n = task.n * len(own) / task.size",
         "n = task.n",
         f"{OWN} -k sampled",

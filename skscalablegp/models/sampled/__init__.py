@@ -4,10 +4,8 @@ from ._basis import SeededFourier
 from ._classifier import QSGPClassifier
 from ._estimates import (
     BasisDraw,
-    Control,
-    Projection,
     SampledBatch,
-    Squares,
+    pull_of_squares,
     sampled_gradient,
     sampled_loss,
 )
@@ -17,6 +15,6 @@ from ._process import ProcessPosterior
 from ._qsgp import QSGPRegressor
 from ._qsrvm import QSRVMRegressor
 from ._relevance import Dictionary
-from ._stepper import Beginning, Sampler
+from ._stepper import Sampler
 from ._support import Flattening, SupportRows, support_gram
 from ._weights import SampledWeights

@@ -19,6 +19,8 @@ from ...kernels import NoSpectralDensity, TorchKernel, compile_kernel, no_spectr
 
 # Number of units that are drawn together, which also is the smallest draw.
 _BLOCK_UNITS = 256
+# Numbers in one evaluation of the whole basis, by default.
+_NUMBERS = 2**24
 # Numbers of frequencies that are kept. More frequencies are drawn again from their seeds.
 _KEPT_NUMBERS = 2**26
 
@@ -98,6 +100,18 @@ class SampledBasis(ABC):
         step = max(1, units_at_a_time // self.block_units)
         for start in range(0, self.n_blocks, step):
             yield self.part(np.arange(start, min(start + step, self.n_blocks)))
+
+    @torch.no_grad()
+    def evaluations(
+        self, theta: Float[Tensor, " p"], X: Float[Tensor, "n d"], most: int | None = None
+    ) -> Iterator[tuple[Tensor, Float[Tensor, "n qu"]]]:
+        """The whole basis at some rows: numbers of some units, at most `most` functions at a time.
+
+        They come with the values of the functions, in order.
+        """
+        most = _NUMBERS // max(1, len(X)) if most is None else most
+        for part in self.parts(max(1, most // self.per_unit)):
+            yield part.index, part.evaluate(theta, X)
 
     @abstractmethod
     def part(self, blocks: np.ndarray) -> BasisPart:

@@ -10,20 +10,10 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ...core.data import RowSource
-from ._basis import SampledBasis
-from ._estimates import (
-    BasisDraw,
-    Control,
-    Projection,
-    SampledBatch,
-    sampled_gradient,
-    sampled_loss,
-)
+from ._basis import BasisPart, SampledBasis
+from ._estimates import BasisDraw, SampledBatch, sampled_gradient, sampled_loss
 from ._noise import NoiseAtRows
 from ._support import SupportRows
-
-# Numbers in one evaluation of the basis.
-NUMBERS = 2**24
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,36 +33,6 @@ class StepRows:
 
 
 @dataclass(frozen=True, eq=False)
-class DrawnBlocks:
-    """A draw of basis functions.
-
-    Attributes
-    ----------
-    blocks : ndarray of int
-    scale : float
-        As in `BasisDraw`.
-    """
-
-    blocks: np.ndarray
-    scale: float
-
-
-@dataclass(frozen=True)
-class StepPart(BasisDraw):
-    """A draw whose estimate at the support rows is known, instead of the functions there.
-
-    Attributes
-    ----------
-    at_support : Tensor of shape (s, k), optional
-    """
-
-    at_support: Float[Tensor, "s k"] | None = None
-
-    def support(self) -> Float[Tensor, "s k"]:
-        return self.at_support
-
-
-@dataclass(frozen=True, eq=False)
 class BatchTask:
     """What a step asks of the rows of its batch.
 
@@ -80,9 +40,9 @@ class BatchTask:
     ----------
     noise : NoiseAtRows
         Of no particular rows.
-    left, right : DrawnBlocks
-    third : DrawnBlocks or None
-        A further draw, for the variance in the gradient of the hyperparameters; None without it.
+    draws : list of (ndarray of int, float)
+        Blocks of basis functions, with the scale of their sums: the left draw, the right one, and
+        one for the variance in the gradient of the hyperparameters, if that is wanted.
     n : float
         Number of rows that the batch represents.
     size : int
@@ -92,131 +52,106 @@ class BatchTask:
     """
 
     noise: NoiseAtRows
-    left: DrawnBlocks
-    right: DrawnBlocks
-    third: DrawnBlocks | None
+    draws: list[tuple[np.ndarray, float]]
     n: float
     size: int
     regression: bool
 
 
-@dataclass(frozen=True, eq=False)
-class BatchTensors:
-    """The tensors of a task; see `BatchTask`.
+def batch_sums(  # noqa: PLR0913 (ranks get tensors one by one)
+    rows: StepRows,
+    own: np.ndarray,
+    task: BatchTask,
+    theta: Float[Tensor, " p"],
+    left: Float[Tensor, "u k"],
+    right: Float[Tensor, "u k"],
+    left_support: Float[Tensor, "s k"],
+    right_support: Float[Tensor, "s k"],
+    a: Float[Tensor, "s k"],
+    *more: Tensor,
+) -> tuple[Tensor, ...]:
+    """Sums over some rows: gradients of minus E_q log p in both draws' weights, and in theta.
 
-    Attributes
+    The gradients are those of `sampled_gradient`, and are zeros without rows.
+
+    Parameters
     ----------
+    rows : StepRows
+    own : ndarray of int
+        The numbers of the rows.
+    task : BatchTask
     theta : Tensor of shape (p,)
     left, right : Tensor of shape (u, k)
         The drawn weights.
     left_support, right_support, a : Tensor of shape (s, k)
         The draws' estimates at the support rows, and the values there.
-    diagonal : tuple of Tensor of shape (q, u)
-        Diagonals of C for the functions of the left draw, the right one and the third one. The
-        first two are for likelihoods that are not Gaussian.
-    whole : tuple of Tensor
-        The weights (q, units, k) and the diagonal (q, units) of all functions, or nothing.
+    more : Tensor
+        Diagonals of C (q, u) for the functions of the left draw and the right one, under a
+        likelihood that is not Gaussian; that for the third draw, if there is one; and the weights
+        (q, units, k) and the diagonal (q, units) of all functions, if f is to come from these.
     """
-
-    theta: Tensor
-    left: Tensor
-    right: Tensor
-    left_support: Tensor
-    right_support: Tensor
-    a: Tensor
-    diagonals: tuple[Tensor, ...] = ()
-    whole: tuple[Tensor, ...] = ()
-
-
-def batch_sums(
-    rows: StepRows, own: np.ndarray, task: BatchTask, n_diagonals: int, *tensors: Tensor
-) -> tuple[Tensor, ...]:
-    """Sums over some rows: gradients of minus E_q log p in both draws' weights, and in theta.
-
-    `tensors` are those of `BatchTensors` in order. The gradients are those of `sampled_gradient`
-    without the control's pull, and are zeros without rows.
-    """
-    first, more = tensors[:6], tensors[6:]
-    at = BatchTensors(*first, more[:n_diagonals], more[n_diagonals:])
-    gradients = [torch.zeros_like(at.left), torch.zeros_like(at.right)]
-    of_theta = torch.zeros_like(at.theta)
-    if len(own):
-        work = _BatchRows(rows, own, task, at)
-        gradients = work.gradients()
-        if task.third is not None:
-            of_theta = work.of_theta()
+    if not len(own):
+        return tuple(torch.zeros_like(part).double() for part in (left, right, theta))
+    some = rows.source.take(own)
+    X, noise, draws = some.X, task.noise.at(some), []
+    parts = [(rows.basis.part(blocks), scale) for blocks, scale in task.draws]
+    A = rows.support.regression(rows.support.cross(X)) if task.regression else None
+    given = (left, left_support), (right, right_support)
+    for (part, scale), (w, known) in zip(parts[:2], given, strict=True):
+        correction = 0.0 if A is None else A @ (a - known)
+        draws.append(BasisDraw(part.evaluate(theta, X), w, scale, correction))
+    n_diagonals = len(parts) - (2 if noise.gaussian else 0)
+    diagonals, whole = more[:n_diagonals], more[n_diagonals:]
+    square, f = draws[0].phi.new_zeros(len(X), 1), None
+    if not noise.gaussian:
+        # An unbiased estimate of the variance of f from the diagonal of C.
+        both = [
+            draw.scale * (draw.phi.square() @ c.flatten().square())
+            for draw, c in zip(draws, diagonals, strict=False)
+        ]
+        square = (sum(both) / len(both))[:, None]
+    if whole:
+        f, square, (coef, c) = 0.0, 0.0, whole
+        for index, phi in rows.basis.evaluations(theta, X):
+            f = f + phi @ coef[:, index].flatten(0, 1)
+            square = square + (phi.square() @ c[:, index].flatten().square())[:, None]
+    # Sums are scaled from the rows of the whole batch.
+    n = task.n * len(own) / task.size
+    batch = SampledBatch(some.Y, *draws, square, n, task.regression)
+    gradients = sampled_gradient(noise, batch, f)
+    of_theta = torch.zeros_like(theta)
+    if len(parts) > 2:
+        of_theta = _of_theta(rows, noise, batch, parts, diagonals[-1], X, theta)
     return tuple(part.detach().double() for part in (*gradients, of_theta))
 
 
-class _BatchRows:
-    """Some rows of one batch."""
+def _of_theta(
+    rows: StepRows,
+    noise: NoiseAtRows,
+    batch: SampledBatch,
+    parts: list[tuple[BasisPart, float]],
+    c: Float[Tensor, "q u"],
+    X: Float[Tensor, "b d"],
+    theta: Float[Tensor, " p"],
+) -> Float[Tensor, " p"]:
+    """The gradient of the sampled loss (empirical Bayes), zeros if there is none.
 
-    def __init__(self, rows: StepRows, own: np.ndarray, task: BatchTask, at: BatchTensors):
-        source, support = rows.source, rows.support
-        self.rows, self.task, self.at = rows, task, at
-        some = source.take(own)
-        self.X, Y, self.noise = some.X, some.Y, task.noise.at(some)
-        control: Control = Control()
-        if task.regression:
-            control = Projection(support.regression(support.cross(self.X)), at.a)
-        self.parts = [rows.basis.part(draw.blocks) for draw in (task.left, task.right)]
-        values = [part.evaluate(at.theta, self.X) for part in self.parts]
-        left = StepPart(values[0], at.left, task.left.scale, None, at.left_support)
-        right = StepPart(values[1], at.right, task.right.scale, None, at.right_support)
-        # Sums are scaled from the rows of the whole batch.
-        n = task.n * len(own) / task.size
-        self.batch = SampledBatch(Y, left, right, control, self._square(left, right), n)
-
-    def _square(self, *draws: BasisDraw) -> Float[Tensor, "b 1"]:
-        """An unbiased estimate of the variance of f from the diagonal of C."""
-        if self.noise.gaussian:
-            return torch.zeros(len(self.X), 1).to(draws[0].phi)
-        parts = [
-            draw.scale * (draw.phi.square() @ c.flatten().square())
-            for draw, c in zip(draws, self.at.diagonals, strict=False)
-        ]
-        return (sum(parts) / len(parts))[:, None]
-
-    def gradients(self) -> list[Tensor]:
-        known = None
-        if self.at.whole:
-            known, square = self._function()
-            self.batch = replace(self.batch, square=square)
-        return list(sampled_gradient(self.noise, self.batch, known))
-
-    def _function(self) -> tuple[Tensor, Tensor]:
-        """All columns' values at the rows, and the diagonal's variance, from all functions."""
-        f, square = 0.0, 0.0
-        (coef, diagonal), basis = self.at.whole, self.rows.basis
-        units = max(1, NUMBERS // (basis.per_unit * max(len(self.X), len(self.rows.support))))
-        for part in basis.parts(units):
-            phi = part.evaluate(self.at.theta, self.X)
-            f = f + phi @ coef[:, part.index].flatten(0, 1)
-            square = square + phi.square() @ diagonal[:, part.index].flatten().square()
-        return f, square[:, None]
-
-    def of_theta(self) -> Tensor:
-        """The gradient of the sampled loss (empirical Bayes), zeros if there is none.
-
-        The control variate keeps the basis of the start (appendix F.3), so that f at the support
-        rows remains known.
-        """
-        task, kernel, X = self.task, self.rows.support.kernel, self.X
-        third, c = self.rows.basis.part(task.third.blocks), self.at.diagonals[-1].flatten()
-        with torch.enable_grad():
-            theta = self.at.theta.detach().requires_grad_(True)
-            left, right = (part.evaluate(theta, X) for part in self.parts)
-            square = task.third.scale * (third.evaluate(theta, X).square() @ c.square())[:, None]
-            batch = replace(
-                self.batch,
-                left=replace(self.batch.left, phi=left),
-                right=replace(self.batch.right, phi=right),
-                square=square,
-            )
-            variances = None
-            if self.noise.gaussian:
-                white = kernel.noise(theta, X[:1].double())[0]
-                variances = (white + self.noise.known).expand(len(X)).to(X)
-            loss = sampled_loss(self.noise, batch, variances)
-            (gradient,) = torch.autograd.grad(loss, theta, allow_unused=True)
-        return torch.zeros_like(self.at.theta) if gradient is None else gradient
+    The control variate keeps the basis of the start (appendix F.3), so that f at the support rows
+    remains known.
+    """
+    with torch.enable_grad():
+        theta = theta.detach().requires_grad_(True)
+        left, right, third = (part.evaluate(theta, X) for part, _ in parts)
+        batch = replace(
+            batch,
+            left=replace(batch.left, phi=left),
+            right=replace(batch.right, phi=right),
+            square=parts[2][1] * (third.square() @ c.flatten().square())[:, None],
+        )
+        variances = None
+        if noise.gaussian:
+            white = rows.support.kernel.noise(theta, X[:1].double())[0]
+            variances = (white + noise.known).expand(len(X)).to(X)
+        loss = sampled_loss(noise, batch, variances)
+        (gradient,) = torch.autograd.grad(loss, theta, allow_unused=True)
+    return torch.zeros_like(theta) if gradient is None else gradient

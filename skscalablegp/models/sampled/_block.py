@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float, Float64
+from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 
 from ...core.likelihoods import LikelihoodTerms
 from ...linalg.operators import ONE
-from ._batch import NUMBERS
 from ._noise import NoiseAtRows
 from ._stepper import QSGPStepper
 
@@ -24,6 +24,7 @@ _NEWTON_STEPS, _SHORTEST, _GAIN = 8, 1e-3, 1e-4
 _NEW = 0.1
 
 
+@dataclass(eq=False)
 class BlockStepper(QSGPStepper):
     """Trains the mean of q(w) by second-order steps in dual weights, one for each row.
 
@@ -53,50 +54,49 @@ class BlockStepper(QSGPStepper):
         Called with this stepper before step `release`; returns the scales of variances. The
         held-out rows are then no longer needed and take part in steps.
     release : int, default=0
+    support_index : Tensor of shape (s,)
+        The numbers of the support rows.
     """
+
+    calibrate: Callable[[Any], tuple[float, float]] | None = None
+    release: int = 0
+    support_index: Int64[Tensor, " s"] = field(kw_only=True)
 
     ascends = True
     moving = (*QSGPStepper.moving, "dual", "scales")
 
-    def __init__(
-        self,
-        *args: Any,
-        calibrate: Callable[[Any], tuple[float, float]] | None = None,
-        release: int = 0,
-        **settings: Any,
-    ):
-        super().__init__(*args, **settings)
-        self.calibrate, self.release = calibrate, release
+    def __post_init__(self) -> None:
+        super().__post_init__()
         self.flops = float(self.sampler.n_rows**2 * self.basis.n_features)
-        self._begin()
-
-    def _begin(self) -> None:
-        """alpha of the start, which is zero except at support rows; O(s m)."""
+        # alpha of the start is zero except at support rows; O(s m).
         w, t = self.weights, self.t
         alpha = w.shared[:, :t].clone()
         w.coef.copy_(self._folded(w))
         w.shared.zero_()
         w.coef[:, :, :t] = 0
-        for part in self._parts(len(self.support)):
-            phi = part.evaluate(self._theta, self.support.X)
-            w.coef[:, part.index, :t] = self._pulled(phi, alpha)
+        for index, phi in self.basis.evaluations(self._theta, self.support.X):
+            w.coef[:, index, :t] = self._pulled(phi, alpha)
         self.dual = torch.zeros(len(self.sampler.source), t, dtype=torch.float64, device=w.a.device)
-        self.dual[torch.as_tensor(self.sampler.support).to(w.a.device)] = alpha
-
-    def _parts(self, n_rows: int):
-        return self.basis.parts(max(1, NUMBERS // (self.basis.per_unit * n_rows)))
+        self.dual[self.support_index] = alpha
 
     def _pulled(self, phi: Float[Tensor, "b qu"], alpha: Tensor) -> Float[Tensor, "q u t"]:
         """phi' alpha, by unit."""
         return (phi.T @ alpha.to(phi)).reshape(self.basis.per_unit, -1, alpha.shape[1])
 
     def refresh(self) -> None:
-        """Update the variance of f at the scores' rows; steps find the curvature. O(v m)."""
-        self._find_variance()
+        """f at the scores' rows, and the diagonal's part of its variance; O(v m).
+
+        Steps find the curvature, on which the closed form of the diagonal depends.
+        """
+        w, t, s = self.weights, self.t, len(self.support)
+        w.a[s:, :t], self._sparse_variance = 0, 0.0
+        for index, phi in self.basis.evaluations(self._theta, self._rows[s:]):
+            w.a[s:, :t] += (phi @ w.coef[:, index, :t].flatten(0, 1)).double()
+            self._sparse_variance = self._sparse_variance + self._of_diagonal(phi, index)
 
     def step(self) -> None:
         if self.calibrate is not None and self.scales is None and self._steps >= self.release:
-            self._values()
+            self.refresh()
             self.scales = self.calibrate(self)
         if self.scales is not None:
             self.sampler.held = np.empty(0, dtype=np.int64)
@@ -111,11 +111,10 @@ class BlockStepper(QSGPStepper):
         kept, coef = [], self.weights.coef[:, :, :t]
         gram = torch.zeros(len(X), len(X), dtype=torch.float64, device=X.device)
         f = torch.zeros(len(X), t, dtype=torch.float64, device=X.device)
-        for part in self._parts(len(X)):
-            phi = part.evaluate(self._theta, X)
-            kept.append((part.index, phi))
+        for units, phi in self.basis.evaluations(self._theta, X):
+            kept.append((units, phi))
             gram += (phi @ phi.T).double()
-            f += (phi @ coef[:, part.index].flatten(0, 1)).double()
+            f += (phi @ coef[:, units].flatten(0, 1)).double()
         index = torch.as_tensor(rows).to(X.device)
         rounding = _ROUNDING * torch.finfo(X.dtype).eps
         variance = torch.zeros_like(f[:, :1])
@@ -131,20 +130,8 @@ class BlockStepper(QSGPStepper):
         for units, phi in kept:
             coef[:, units] += self._pulled(phi, change)
 
-    def _values(self) -> None:
-        """f at the scores' rows, and the diagonal's part of its variance; O(v m)."""
-        s, w, X = len(self.support), self.weights, self._rows[len(self.support) :]
-        w.a[s:, : self.t] = 0
-        variance = torch.zeros_like(self._sparse_variance)
-        for part in self._parts(len(X)):
-            phi = part.evaluate(self._theta, X)
-            w.a[s:, : self.t] += (phi @ w.coef[:, part.index, : self.t].flatten(0, 1)).double()
-            # The closed form of the diagonal depends on the curvature, which steps change.
-            variance += self._of_diagonal(phi, part.index)
-        self._sparse_variance = variance
-
     def score(self) -> float:
-        self._values()
+        self.refresh()
         return self._score(self.weights)
 
     def snapshot(self) -> tuple:

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from ._batch import NUMBERS
-from ._estimates import BasisDraw, Control, Projection, Squares, optimal_diagonal
+from ._estimates import optimal_diagonal
 from ._stepper import SampledStepper
 from ._weights import SampledWeights
 
 
+@dataclass(eq=False)
 class DualStepper(SampledStepper):
     """Trains the mean of q(w) for phi_i = k(., x_i) at all n rows, with S = K.
 
@@ -32,10 +32,12 @@ class DualStepper(SampledStepper):
 
     objective_name = "expected log likelihood per row and target"
 
-    def __init__(self, *args: Any, support_index: Int64[Tensor, " s"], **settings: Any):
-        super().__init__(*args, **settings)
-        self.support_index, s = support_index, len(self.support)
-        gram, share = self.flattening.gram, self.n / s
+    support_index: Int64[Tensor, " s"] = field(kw_only=True)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        s, gram = len(self.support), self.flattening.gram
+        share = self.n / s
         square = self.support.rows.weight.to(gram)[:, None] * gram[:s].square()
         c = optimal_diagonal(share * square.sum(0), self.curvature, gram[:s].diagonal())
         self._variance = share * (gram[s:].square() @ c.square())[:, None]
@@ -62,31 +64,25 @@ class DualStepper(SampledStepper):
 
     def _function(self, X: Float[Tensor, "b d"], cross: Float[Tensor, "b s"]) -> Tensor:
         """f at the rows, exact from all functions or estimated from drawn ones."""
-        theta = self.support.theta
+        theta, support = self.support.theta, self.support
         if self.sampler.n_blocks >= self.basis.n_units:
-            parts = self.basis.parts(max(1, NUMBERS // len(X)))
-            return sum(p.evaluate(theta, X) @ self._own(p.index) for p in parts)
+            return sum(phi @ self._own(i) for i, phi in self.basis.evaluations(theta, X))
         part, scale = self.sampler.functions()
-        at_support = part.evaluate(theta, self.support.X)
-        draw = BasisDraw(part.evaluate(theta, X), self._own(part.index), scale, at_support)
-        return self._control(cross).function(draw)
-
-    def _control(self, cross: Float[Tensor, "b s"]) -> Control:
-        """The control variate, given k(X, support rows)."""
-        a = self.weights.a[: len(self.support)].to(cross)
+        own = self._own(part.index)
+        f = scale * (part.evaluate(theta, X) @ own)
         if self.control_variate == "regression":
-            return Projection(self.support.regression(cross), a)
-        if self.control_variate == "squares" and self.noise.gaussian:
-            return Squares(a, self.noise.curvature / len(self.support))
-        return Control()
+            a = self.weights.a[: len(support)].to(cross)
+            drawn = scale * (part.evaluate(theta, support.X) @ own)
+            f = f + support.regression(cross) @ (a - drawn)
+        return f
 
     def _score(self, w: SampledWeights) -> float:
         """Minus the expected log likelihood, without the ELBO's log|K|, which would cost O(n^3)."""
         f = w.a[len(self.support) :]
         if not bool(torch.isfinite(f).all()):
             return float("nan")
-        value = float(self._check_terms(f, self._variance).value.mean())
-        return -value / self.t / self._check_count
+        terms, count = self._check_terms(f, self._variance)
+        return -float(terms.value.mean()) / self.t / count
 
     def diagonal(self) -> Float[Tensor, "q units"]:
         prior = self.support.kernel.diag(self.support.theta, self.basis.points)

@@ -30,82 +30,41 @@ class BasisDraw:
         Their weights for t targets, followed by dense columns of C.
     scale : float
         m / u, which turns a sum over the draw into an estimate of the sum over all m functions.
-    phi_support : Tensor of shape (s, u), optional
-        The functions at the support rows, at the hyperparameters of the control variate.
+    correction : Tensor of shape (b, k) or float, default=0.0
+        What a control variate adds to these estimates, for example A(x) (a - a_draw), by regression
+        on the support rows: a = Phi_p mu is known exactly there, and A is the regression of f(x) on
+        f at the support rows. The remaining variance is that of f given its support values, which
+        is far less than with sums of squares over all support rows.
     """
 
     phi: Float[Tensor, "b u"]
     weights: Float[Tensor, "u k"]
     scale: float
-    phi_support: Float[Tensor, "s u"] | None = None
+    correction: Float[Tensor, "b k"] | float = 0.0
 
     def function(self) -> Float[Tensor, "b k"]:
         """Unbiased estimates of the weighted sum of all m functions at the rows."""
-        return self.scale * (self.phi @ self.weights)
-
-    def support(self) -> Float[Tensor, "s k"]:
-        """The same estimates at the support rows."""
-        return self.scale * (self.phi_support @ self.weights)
+        return self.scale * (self.phi @ self.weights) + self.correction
 
 
-class Control:
-    """No control variate."""
+def pull_of_squares(
+    phi_support: Float[Tensor, "s u"], misfit: Float[Tensor, "s k"], weight: float
+) -> Float[Tensor, "u k"]:
+    """A term of a draw's gradient, per row, whose expectation is zero.
 
-    # Whether the gradient of a draw uses the other draw's estimate of f for every likelihood.
-    crosses = False
+    The paper's control variate (eq. 3, proposition 3) has squared norms over the support rows. The
+    gradient of the known norm is dense. The drawn part of it is kept and rescaled (appendix F.1).
 
-    def function(self, draw: BasisDraw) -> Float[Tensor, "b k"]:
-        """Unbiased estimates of f at the rows, differentiable through the draw itself only."""
-        return draw.function()
-
-    def pull(self, draw: BasisDraw, other: BasisDraw) -> Float[Tensor, "u k"] | float:
-        """A term of a draw's gradient, per row, whose expectation is zero."""
-        return 0.0
-
-
-@dataclass(frozen=True)
-class Squares(Control):
-    """The paper's control variate (eq. 3, proposition 3): squared norms over the support rows.
-
-    The gradient of the known norm is dense. The drawn part of it is kept and rescaled (appendix
-    F.1).
-
-    Attributes
+    Parameters
     ----------
-    a : Tensor of shape (s, k)
-        Phi_p w.
+    phi_support : Tensor of shape (s, u)
+        The drawn functions at the support rows.
+    misfit : Tensor of shape (s, k)
+        Phi_p w less the estimate of it from the other draw.
     weight : float
         Curvature of minus the log likelihood, divided by s.
     """
-
-    a: Float[Tensor, "s k"]
-    weight: float
-
-    def pull(self, draw: BasisDraw, other: BasisDraw) -> Float[Tensor, "u k"]:
-        return self.weight * (draw.phi_support.T @ (self.a - other.support()))
-
-
-@dataclass(frozen=True)
-class Projection(Control):
-    """A control variate for each row, by regression on the support rows.
-
-    The estimate of f(x) is ``f_draw(x) + A(x) (a - a_draw)``, where a = Phi_p mu is known exactly
-    and A is the regression of f(x) on f at the support rows. The remaining variance is that of f
-    given its support values, which is far less than with sums of squares over all support rows.
-
-    Attributes
-    ----------
-    A : Tensor of shape (b, s)
-    a : Tensor of shape (s, k)
-        Phi_p w.
-    """
-
-    A: Float[Tensor, "b s"]
-    a: Float[Tensor, "s k"]
-    crosses = True
-
-    def function(self, draw: BasisDraw) -> Float[Tensor, "b k"]:
-        return draw.function() + self.A @ (self.a - draw.support()).detach()
+    return weight * (phi_support.T @ misfit)
 
 
 @dataclass(frozen=True)
@@ -119,23 +78,21 @@ class SampledBatch:
     left, right : BasisDraw
         Independent draws. Their first t columns are for the mean, further ones are dense columns
         of C.
-    control : Control
     square : Tensor of shape (b, 1)
         Variance of f from the other columns of C.
     n : float
         Number of rows of the table, before they stand for several rows each.
+    crosses : bool, default=False
+        Whether the gradient of a draw uses the other draw's estimate of f for every likelihood, as
+        it does with a correction by regression.
     """
 
     Y: Float[Tensor, "b t"]
     left: BasisDraw
     right: BasisDraw
-    control: Control
     square: Float[Tensor, "b 1"]
     n: float
-
-    def functions(self) -> tuple[Float[Tensor, "b k"], Float[Tensor, "b k"]]:
-        """The estimates of f from both draws."""
-        return self.control.function(self.left), self.control.function(self.right)
+    crosses: bool = False
 
     def variance(self, f: Float[Tensor, "b k"], g: Float[Tensor, "b k"]) -> Float[Tensor, "b 1"]:
         """The estimate of the variance of f, given those of f; it may be negative."""
@@ -160,7 +117,7 @@ def sampled_loss(
     variances : Tensor of shape (b,), optional
         Noise variances; those of `noise` by default.
     """
-    (f, g), Y, t = batch.functions(), batch.Y, batch.Y.shape[1]
+    f, g, Y, t = batch.left.function(), batch.right.function(), batch.Y, batch.Y.shape[1]
     variance = batch.variance(f, g)
     variances = noise.variances(Y).to(f) if variances is None else variances
     if noise.gaussian:
@@ -183,8 +140,8 @@ def sampled_gradient(
     For a Gaussian likelihood it is the gradient of `sampled_loss`: each draw is multiplied by the
     residual of the other, and the sum is unbiased for the dense gradient. For other likelihoods
     each draw is multiplied by its own residual, which is the gradient of the paper's bound and
-    pulls weights to zero by the variance of the draws. With a control that crosses it is the
-    other's residual here, too, and the remaining bias is of the order of the residual's curvature.
+    pulls weights to zero by the variance of the draws. In a batch that crosses it is the other's
+    residual here, too, and the remaining bias is of the order of the residual's curvature.
     If f is known, both draws are multiplied by its residual, which has no bias.
 
     Parameters
@@ -197,18 +154,14 @@ def sampled_gradient(
         f and the dense columns' values at the rows, from all functions. The variance from the
         other columns is then exact too.
     """
-    Y, left, right, control = batch.Y, batch.left, batch.right, batch.control
-    f, g = batch.functions() if known is None else (known, known)
+    Y, left, right = batch.Y, batch.left, batch.right
+    f, g = (left.function(), right.function()) if known is None else (known, known)
     variance = batch.variance(f, g).clamp_min(0)
     r, s = (_residuals(noise, Y, values, variance) for values in (f, g))
-    if noise.gaussian or control.crosses:
+    if noise.gaussian or batch.crosses:
         r, s = s, r
     factor = 0.5 * batch.n / len(Y)
-    pulls = control.pull(left, right), control.pull(right, left)
-    return (
-        factor * left.scale * (left.phi.T @ r + len(Y) * pulls[0]),
-        factor * right.scale * (right.phi.T @ s + len(Y) * pulls[1]),
-    )
+    return factor * left.scale * (left.phi.T @ r), factor * right.scale * (right.phi.T @ s)
 
 
 def _residuals(noise: NoiseAtRows, Y: Tensor, f: Tensor, variance: Tensor) -> Tensor:

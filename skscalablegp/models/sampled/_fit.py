@@ -17,7 +17,7 @@ from ...core.data import RowSource, whole_groups, with_equal_inputs
 from ...core.training import StepsResult, train_steps
 from ...kernels import TorchKernel
 from ...linalg.gradients import Rows
-from ._basis import BasisPart, SampledBasis
+from ._basis import SampledBasis
 from ._optimizers import SparseAdaGrad, SparseSGD
 from ._plan import StepPlan
 from ._stepper import SampledStepper
@@ -97,10 +97,12 @@ class Fit:
         """
         return self.steps.calibrates and (self.past is None or self.n_seen > 0)
 
-    def parts(self, basis: SampledBasis, units: int) -> Iterator[BasisPart]:
-        """The whole basis in parts; checks the time after each."""
-        for part in basis.parts(units):
-            yield part
+    def evaluations(
+        self, basis: SampledBasis, theta: Tensor, X: Tensor
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        """The whole basis at some rows, in parts; checks the time after each."""
+        for found in basis.evaluations(theta, X):
+            yield found
             self.run.budget.check()
 
     def check_range(self, K: Tensor) -> None:
@@ -175,9 +177,7 @@ class Fit:
         rows = np.sort(rng.choice(self.n, size, replace=False))
         some = self.source.take(rows)
         out = torch.empty(basis.per_unit, basis.n_units).to(some.X)
-        with torch.no_grad():
-            for part in self.parts(basis, max(1, 2**24 // (basis.per_unit * size))):
-                phi = by_unit(part.evaluate(theta, some.X), basis.per_unit)
-                square = phi.square() * some.weight[:, None, None]
-                out[:, part.index] = square.mean(0) * self.n_total
+        for index, phi in self.evaluations(basis, theta, some.X):
+            square = by_unit(phi, basis.per_unit).square() * some.weight[:, None, None]
+            out[:, index] = square.mean(0) * self.n_total
         return out

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -15,8 +15,8 @@ from ...core.data import RowSource
 from ...core.likelihoods import LikelihoodTerms
 from ...core.training import Stepper
 from ._basis import BasisPart, SampledBasis
-from ._batch import NUMBERS, BatchTask, DrawnBlocks, StepRows, batch_sums
-from ._estimates import BasisDraw, Squares, optimal_diagonal
+from ._batch import BatchTask, StepRows, batch_sums
+from ._estimates import BasisDraw, optimal_diagonal, pull_of_squares
 from ._noise import NoiseAtRows, noise_of
 from ._optimizers import SampledAdam, SparseSGD
 from ._support import Flattening, SupportRows, by_unit
@@ -46,8 +46,6 @@ class Sampler:
         Number of rows that the batches represent, where rows of the table are counted once.
     held : ndarray of int
         Sorted numbers of rows that are held out of batches.
-    support : ndarray of int, optional
-        Sorted numbers of the support rows, if these are rows of the table.
     n_counted : float, optional
         As `n_total`, with the counts of rows that stand for several.
     """
@@ -60,7 +58,6 @@ class Sampler:
     n_total: float
     held: np.ndarray = field(default_factory=lambda: np.empty(0, dtype=np.int64))
     n_counted: float | None = None
-    support: np.ndarray | None = None
 
     moving = ("rng",)
 
@@ -80,27 +77,7 @@ class Sampler:
         return self.basis.draw(self.n_blocks, self.rng)
 
 
-@dataclass(frozen=True, eq=False)
-class Beginning:
-    """What is computed once, before the steps.
-
-    Attributes
-    ----------
-    support : SupportRows
-    flattening : Flattening
-        Preconditioner.
-    weights : SampledWeights
-        The first weights, which the steps change in place.
-    squares : Tensor of shape (q, m / q)
-        |phi_r|^2 over all rows.
-    """
-
-    support: SupportRows
-    flattening: Flattening
-    weights: SampledWeights
-    squares: Float[Tensor, "q units"]
-
-
+@dataclass(eq=False)
 class SampledStepper(Stepper):
     """Common parts of all steps: changes of the weights, their running mean and snapshots.
 
@@ -109,35 +86,39 @@ class SampledStepper(Stepper):
     sampler : Sampler
     noise : NoiseAtRows
         The likelihood.
-    beginning : Beginning
+    support : SupportRows
+    flattening : Flattening
+        Preconditioner.
+    weights : SampledWeights
+        The first weights, which the steps change in place.
+    squares : Tensor of shape (q, m / q)
+        |phi_r|^2 over all rows.
     optimizer : SparseSGD
         The optimiser of the means and dense columns, whose rate is relative to 1 / level.
     control_variate : {"regression", "squares"} or None, default="regression"
     """
 
+    sampler: Sampler
+    noise: NoiseAtRows
+    support: SupportRows
+    flattening: Flattening
+    weights: SampledWeights
+    squares: Float[Tensor, "q units"]
+    optimizer: SparseSGD
+    control_variate: str | None = "regression"
+
     objective_name = OBJECTIVE
-    moving: tuple[str, ...] = ("weights", "optimizer", "_steps", "_slower", "_mean", "_theta")
+    moving = ("weights", "optimizer", "_steps", "_slower", "_mean", "_theta")
     moving += ("noise", "curvature", "sampler")
     # Whether every step raises the bound, so that the last weights are the best.
     ascends = False
     # Scale of the variances and noise of predictions, if steps have chosen them.
-    scales: tuple[float, float] | None = None
+    scales: tuple[float, float] | None = field(default=None, init=False)
 
-    def __init__(
-        self,
-        sampler: Sampler,
-        noise: NoiseAtRows,
-        beginning: Beginning,
-        optimizer: SparseSGD,
-        control_variate: str | None = "regression",
-    ):
-        self.sampler, self.basis, self.n = sampler, sampler.basis, sampler.n_total
-        self.n_counted = self.n if sampler.n_counted is None else sampler.n_counted
-        self.noise, self.curvature = noise, noise.curvature
-        self.support, self.flattening = beginning.support, beginning.flattening
-        self.weights, self.squares = beginning.weights, beginning.squares
-        self.optimizer, self.control_variate = optimizer, control_variate
-        self.t = self.support.rows.Y.shape[1]
+    def __post_init__(self) -> None:
+        self.basis, self.n = self.sampler.basis, self.sampler.n_total
+        self.n_counted = self.sampler.n_counted or self.n
+        self.curvature, self.t = self.noise.curvature, self.support.rows.Y.shape[1]
         self._theta, self._rows = self.support.theta.clone(), self.support.all_rows
         self._steps = self._slower = 0
         self._mean, self._better = RunningMean(self.weights, self.t), self.weights
@@ -197,16 +178,13 @@ class SampledStepper(Stepper):
     def _score(self, w: SampledWeights) -> float:
         """Minus the objective per row and target, from fixed rows; NaN if not finite."""
 
-    def _check_terms(self, f: Float[Tensor, "c t"], variance: Float[Tensor, "c 1"]):
-        """The expected log likelihood at the scores' rows."""
-        support = self.support
-        noise = self.noise.at(support.check)
-        return noise.terms(support.check.Y.double(), f, variance)
-
-    @property
-    def _check_count(self) -> float:
-        """The mean count of the scores' rows."""
-        return float(self.support.check.weight.double().mean())
+    def _check_terms(
+        self, f: Float[Tensor, "c t"], variance: Float[Tensor, "c 1"]
+    ) -> tuple[LikelihoodTerms, float]:
+        """The expected log likelihood at the scores' rows, and the mean count of these."""
+        check = self.support.check
+        terms = self.noise.at(check).terms(check.Y.double(), f, variance)
+        return terms, float(check.weight.double().mean())
 
     def resumed(self) -> None:
         self._better = self.weights
@@ -244,11 +222,8 @@ class Drawn(NamedTuple):
     data: BasisDraw
     everywhere: Tensor
 
-    @property
-    def blocks(self) -> DrawnBlocks:
-        return DrawnBlocks(self.part.blocks, self.data.scale)
 
-
+@dataclass(eq=False)
 class QSGPStepper(SampledStepper):
     """Trains q(w) = N(mu, C C') for a basis with identity prior precision.
 
@@ -258,72 +233,60 @@ class QSGPStepper(SampledStepper):
     likelihood that is not Gaussian, estimates from draws leave a bias.
     """
 
+    hyperparameters: SampledAdam | None = None
+    exact_from: float = float("inf")
+
     moving = (*SampledStepper.moving, "hyperparameters", "_sparse_variance")
 
-    def __init__(
-        self,
-        *args: Any,
-        hyperparameters: SampledAdam | None = None,
-        exact_from: float = float("inf"),
-        **settings: Any,
-    ):
-        super().__init__(*args, **settings)
-        self.exact_from, self.hyperparameters = exact_from, hyperparameters
+    def __post_init__(self) -> None:
+        super().__post_init__()
         self._work = self.sampler.source.held(StepRows, self.basis, self.support)
         self.refresh()
 
     def _step(self, rows: np.ndarray) -> None:
-        left, right, third = self._draw(), self._draw(), None
+        left, right = self._draw(), self._draw()
+        draws = [(draw.part.blocks, draw.data.scale) for draw in (left, right)]
         moves = self.hyperparameters is not None and self.hyperparameters.due(self._steps)
         diagonals: list[Tensor] = []
         if not self.noise.gaussian:
             diagonals = [self.diagonal(draw.part.index) for draw in (left, right)]
         if moves:
             part, scale = self.sampler.functions()
-            third = DrawnBlocks(part.blocks, scale)
+            draws.append((part.blocks, scale))
             diagonals.append(self.diagonal(part.index))
-        s, noise = len(self.support), self.noise
-        task = BatchTask(
-            noise,
-            left.blocks,
-            right.blocks,
-            third,
-            self.n,
-            len(rows),
-            regression=self.control_variate == "regression",
-        )
-        a = self.weights.a[:s].to(left.data.phi)
-        at_support = (draw.data.support() for draw in (left, right))
-        weights = left.data.weights, right.data.weights
-        tensors = [self._theta, *weights, *at_support, a, *diagonals]
+        regression = self.control_variate == "regression"
+        task = BatchTask(self.noise, draws, self.n, len(rows), regression)
+        a = self.weights.a[: len(self.support)].to(left.data.phi)
+        known = left.data.function(), right.data.function()
+        tensors = [self._theta, left.data.weights, right.data.weights, *known, a, *diagonals]
         if self._steps >= self.exact_from:
             tensors += [self._folded(self.weights), self.diagonal()]
-        *gradients, of_theta = self._work.sum(
-            batch_sums, task, len(diagonals), rows=rows, tensors=tensors
-        )
-        pulls = self._pulls(left, right, a)
+        *gradients, of_theta = self._work.sum(batch_sums, task, rows=rows, tensors=tensors)
+        pulls: tuple[Tensor | float, ...] = (0.0, 0.0)
+        if self.control_variate == "squares" and self.noise.gaussian:
+            weight = self.noise.curvature / len(self.support)
+            pulls = tuple(
+                0.5 * self.n * pull_of_squares(draw.data.phi, a - other, weight)
+                for draw, other in zip((left, right), reversed(known), strict=True)
+            )
         for draw, gradient, pull in zip((left, right), gradients, pulls, strict=True):
             gradient = gradient.to(a) + draw.data.scale * (pull + 0.5 * draw.data.weights)
             gradient = gradient.reshape(self.basis.per_unit, -1, gradient.shape[1])
             self._add_log_diagonal(draw, gradient)
             self._move(draw.part.index, gradient, draw.everywhere)
         if moves:
-            self._move_theta(of_theta)
+            # A step of theta along the gradient of the sampled loss (empirical Bayes).
+            kernel = self.support.kernel
+            self._theta = self.hyperparameters.moved(self._theta.detach(), of_theta, kernel)
+            if self.noise.likelihood.additive:
+                self.noise = replace(self.noise, variance=noise_of(kernel, self._theta))
 
     def _draw(self) -> Drawn:
         part, scale = self.sampler.functions()
         everywhere = part.evaluate(self.support.theta, self._rows)
         at_support = everywhere[: len(self.support)]
-        weights = self._weights(part, at_support)
-        return Drawn(part, BasisDraw(at_support, weights, scale, at_support), everywhere)
-
-    def _pulls(self, left: Drawn, right: Drawn, a: Tensor) -> tuple[Tensor | float, ...]:
-        """What the control variate adds to the gradients of both draws, before their scales."""
-        if not (self.control_variate == "squares" and self.noise.gaussian):
-            return 0.0, 0.0
-        control, half = Squares(a, self.noise.curvature / len(self.support)), 0.5 * self.n
-        pairs = (left.data, right.data), (right.data, left.data)
-        return tuple(half * control.pull(*pair) for pair in pairs)
+        draw = BasisDraw(at_support, self._weights(part, at_support), scale)
+        return Drawn(part, draw, everywhere)
 
     def _weights(self, part: BasisPart, at_support: Float[Tensor, "s qu"]) -> Float[Tensor, "qu k"]:
         """The weights of some functions, with their shared part."""
@@ -344,20 +307,17 @@ class QSGPStepper(SampledStepper):
         units = torch.arange(self.basis.n_units, device=c.device)[index]
         return c * (self._coordinates(units)[:, :, 0] >= self.n_dense)
 
-    def _move_theta(self, gradient: Float[Tensor, " p"]) -> None:
-        """A step of theta along the gradient of the sampled loss (empirical Bayes)."""
-        kernel = self.support.kernel
-        self._theta = self.hyperparameters.moved(self._theta.detach(), gradient, kernel)
-        if self.noise.likelihood.additive:
-            self.noise = replace(self.noise, variance=noise_of(kernel, self._theta))
-
     # ------------------------------------------------------------------ called by the driver
 
     def refresh(self) -> None:
         """Update the variance of f at the scores' rows and the curvature; O(s m)."""
         w = self.weights.a[len(self.support) :]
+        X = self._rows[len(self.support) :]
         for k in range(3):
-            self._find_variance()
+            self._sparse_variance = sum(
+                self._of_diagonal(phi, index)
+                for index, phi in self.basis.evaluations(self._theta, X)
+            )
             # The variance depends on the curvature, so that both are updated until they agree.
             if self.noise.gaussian or k == 2:
                 return
@@ -365,14 +325,6 @@ class QSGPStepper(SampledStepper):
             if abs(curvature - self.curvature) < 0.05 * self.curvature:
                 return
             self.curvature = curvature
-
-    def _find_variance(self) -> None:
-        """The variance of f at the scores' rows that is due to the diagonal of C."""
-        X = self._rows[len(self.support) :]
-        variance = torch.zeros(len(X), 1, dtype=torch.float64, device=X.device)
-        for part in self.basis.parts(max(1, NUMBERS // (self.basis.per_unit * len(X)))):
-            variance += self._of_diagonal(part.evaluate(self._theta, X), part.index)
-        self._sparse_variance = variance
 
     def _of_diagonal(self, phi: Tensor, index: Tensor) -> Tensor:
         """The part of the variance at some rows that is due to the diagonal of C at some units."""
@@ -392,7 +344,7 @@ class QSGPStepper(SampledStepper):
         t, s = self.t, len(self.support)
         if not bool(torch.isfinite(w.a[s:, :t]).all()):
             return float("nan")
-        likelihood = self._terms(w.a[s:]).value.mean() / t * self.n
+        likelihood = self._terms(w.a[s:])[0].value.mean() / t * self.n
         b, gram = w.shared, self.flattening.gram[:s]
         # The head is not part of b.
         tail = w.a[:s] - self._head_part(w)
@@ -406,13 +358,14 @@ class QSGPStepper(SampledStepper):
         divergence = 0.5 * (divergence + norm[t:].sum() - (1 + own.log()).sum())
         return float((divergence - likelihood) / self.n_counted)
 
-    def _terms(self, values: Float[Tensor, "c k"]) -> LikelihoodTerms:
-        """The expected log likelihood at the scores' rows, given all columns' values there."""
+    def _terms(self, values: Float[Tensor, "c k"]) -> tuple[LikelihoodTerms, float]:
+        """As `_check_terms`, given all columns' values at these rows."""
         variance = self._sparse_variance + values[:, self.t :].square().sum(1, keepdim=True)
         return self._check_terms(values[:, : self.t], variance)
 
     def _curvature(self, values: Float[Tensor, "c k"]) -> float:
-        return -2 * float(self._terms(values).d_variance.mean()) / self.t / self._check_count
+        terms, count = self._terms(values)
+        return -2 * float(terms.d_variance.mean()) / self.t / count
 
     def _head_part(self, w: SampledWeights) -> Tensor | float:
         """Phi_p w of the head, on which b does not act."""
@@ -425,12 +378,10 @@ class QSGPStepper(SampledStepper):
         return self._folded(self._better)
 
     def _folded(self, w: SampledWeights) -> Float[Tensor, "q units k"]:
-        q = self.basis.per_unit
         coef, shared = w.coef.clone(), w.shared.to(w.coef)
-        for part in self.basis.parts(max(1, NUMBERS // (q * len(self.support)))):
-            phi = part.evaluate(self.support.theta, self.support.X)
-            change = by_unit((phi.T @ shared).T.contiguous(), q).permute(1, 2, 0)
-            coef[:, part.index] += change * (part.index >= w.head).to(change)[None, :, None]
+        for index, phi in self.basis.evaluations(self.support.theta, self.support.X):
+            change = (phi.T @ shared).reshape(len(coef), -1, coef.shape[2])
+            coef[:, index] += change * (index >= w.head).to(change)[None, :, None]
         return coef
 
 

@@ -19,7 +19,7 @@ from ._noise import NoiseAtRows, noise_of
 from ._optimizers import SampledAdam
 from ._posterior import SampledModel, fitted_scales, support_variance
 from ._start import support_weights
-from ._stepper import Beginning, QSGPStepper, SampledStepper, Sampler, head_functions
+from ._stepper import QSGPStepper, SampledStepper, Sampler, head_functions
 from ._support import Flattening, SupportRows, support_gram
 from ._weights import SampledWeights
 
@@ -70,7 +70,7 @@ def make_stepper(
         rows = support.all_rows.double()
         gram = compiled.cross(support.theta, rows, support.X.double())
     else:
-        gram = support_gram(support, basis, fit.parts, head)
+        gram = support_gram(support, basis, fit.evaluations, head)
     fit.check_range(gram)
     fit.run.budget.check()
     sampler = Sampler(
@@ -93,10 +93,10 @@ def make_stepper(
     first = _first_weights if fit.past is None else _resumed
     weights = first(fit, basis, support, gram, noise, head)
     noise = noise.moved(weights.shared[:, : fit.t])
-    beginning = Beginning(support, flattening, weights, squares)
-    common = sampler, noise, beginning, fit.optimizer(), steps.control_variate
+    common = sampler, noise, support, flattening, weights, squares, fit.optimizer()
+    common += (steps.control_variate,)
+    index = torch.as_tensor(fit.split[0]).to(support.X.device)
     if steps.dual:
-        index = torch.as_tensor(fit.split[0]).to(support.X.device)
         return DualStepper(*common, support_index=index)
     hyper, freeze = None, int(steps.freeze * steps.n_steps)
     if steps.theta_rate > 0:
@@ -105,9 +105,9 @@ def make_stepper(
         sampler.held = fit.split[1]
     if steps.whole and signal_to_noise(support, noise) <= _CLEAREST:
         fit.run.ignores(("component_batch_size", "decay"), "block steps use all functions, no rate")
-        sampler.support, release = fit.split[0], math.ceil((1 - _RELEASED) * steps.n_steps)
+        release = math.ceil((1 - _RELEASED) * steps.n_steps)
         calibrate = partial(fitted_stepper_scales, fit) if fit.calibrates else None
-        return BlockStepper(*common, calibrate=calibrate, release=release)
+        return BlockStepper(*common, calibrate=calibrate, release=release, support_index=index)
     share = exact_share(
         noise, steps.control_variate, sampler.n_blocks * basis.block_units / basis.n_units
     )
@@ -253,7 +253,6 @@ def _resumed(
     coef = torch.as_tensor(np.concatenate([fit.past.mean, fit.past.dense], 2)).to(support.X)
     rows = support.all_rows
     a = torch.zeros(len(rows), coef.shape[2], dtype=torch.float64, device=rows.device)
-    for part in fit.parts(basis, max(1, 2**24 // (basis.per_unit * len(rows)))):
-        phi = part.evaluate(support.theta, rows)
-        a += (phi @ coef[:, part.index].flatten(0, 1)).double()
+    for index, phi in fit.evaluations(basis, support.theta, rows):
+        a += (phi @ coef[:, index].flatten(0, 1)).double()
     return SampledWeights(coef.clone(), torch.zeros_like(a[: len(support)]), a, head)

@@ -14,10 +14,8 @@ from ...kernels import TorchKernel
 from ...linalg.gradients import Rows
 from ...linalg.operators import ONE
 from ...linalg.solvers import cholesky_with_jitter
-from ._basis import BasisPart, SampledBasis
+from ._basis import SampledBasis
 
-# Largest number of entries of phi(support rows) that are stored at a time.
-_NUMBERS = 2**24
 # Eigenvalues below this many rounding errors of the largest one are noise, and not flattened.
 _ROUNDING = 100
 # Share of the support rows' eigenvectors that the preconditioner flattens; the rest are noise.
@@ -81,18 +79,17 @@ def _noise_floor(dtype: torch.dtype) -> float:
 def support_gram(
     support: SupportRows,
     basis: SampledBasis,
-    parts: Callable[[SampledBasis, int], Iterator[BasisPart]] = SampledBasis.parts,
+    evaluations: Callable[..., Iterator[tuple[Tensor, Tensor]]] = SampledBasis.evaluations,
     skip: int = 0,
 ) -> Float64[Tensor, "sv s"]:
     """phi phi_p' summed over all units but the first `skip`, with phi at all rows; O(s^2 m).
 
-    `parts(basis, k)` iterates over the basis, k units at a time.
+    `evaluations(basis, theta, X)` iterates over the basis.
     """
     X, s = support.all_rows, len(support)
     gram = torch.zeros(len(X), s, dtype=torch.float64, device=X.device)
-    for part in parts(basis, max(1, _NUMBERS // (basis.per_unit * len(X)))):
-        phi = by_unit(part.evaluate(support.theta, X), basis.per_unit)
-        phi = phi[:, :, part.index >= skip].flatten(1)
+    for index, phi in evaluations(basis, support.theta, X):
+        phi = by_unit(phi, basis.per_unit)[:, :, index >= skip].flatten(1)
         gram += (phi @ phi[:s].T).double()
     return gram
 

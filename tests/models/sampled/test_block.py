@@ -13,7 +13,6 @@ from skscalablegp.kernels import compile_kernel
 from skscalablegp.likelihoods import Bernoulli, Gaussian, Laplace
 from skscalablegp.linalg.gradients import Rows
 from skscalablegp.models.sampled import (
-    Beginning,
     Flattening,
     NoiseAtRows,
     SampledWeights,
@@ -57,9 +56,9 @@ def stepper(size, dense=3, held=(), counts=1.0, noise=None, **settings):
     sampler = Sampler(
         source, functions, size, functions.n_blocks, np.random.default_rng(0), N, np.array(held)
     )
-    sampler.support = np.arange(S)
-    beginning = Beginning(support, Flattening.none(gram), weights, squares)
-    return BlockStepper(sampler, noise, beginning, SparseSGD(1.0), **settings)
+    beginning = support, Flattening.none(gram), weights, squares
+    settings["support_index"] = torch.arange(S)
+    return BlockStepper(sampler, noise, *beginning, SparseSGD(1.0), **settings)
 
 
 def functions_at_rows(run):

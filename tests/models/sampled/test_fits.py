@@ -112,15 +112,15 @@ def test_a_fit_that_continues_reports_what_the_first_one_has_set():
 
 def interrupted_once(monkeypatch, when):
     """Ctrl-C while the basis is passed over for the n-th time."""
-    parts, calls = Fit.parts, []
+    evaluations, calls = Fit.evaluations, []
 
-    def broken(self, basis, units):
+    def broken(self, basis, theta, X):
         calls.append(1)
         if len(calls) == when:
             raise KeyboardInterrupt
-        return parts(self, basis, units)
+        return evaluations(self, basis, theta, X)
 
-    monkeypatch.setattr(Fit, "parts", broken)
+    monkeypatch.setattr(Fit, "evaluations", broken)
 
 
 @pytest.mark.parametrize("when", [1, 2])

@@ -11,11 +11,9 @@ from torch.func import grad_and_value, vmap
 from skscalablegp.likelihoods import Bernoulli, Gaussian, Laplace
 from skscalablegp.models.sampled import (
     BasisDraw,
-    Control,
     NoiseAtRows,
-    Projection,
     SampledBatch,
-    Squares,
+    pull_of_squares,
     sampled_gradient,
     sampled_loss,
 )
@@ -51,21 +49,17 @@ class Problem:
         misfit = (self.Y - f).square().sum() + T * SQUARE * N
         return 0.5 * (misfit / NOISE + n * math.log(2 * math.pi * NOISE))
 
-    def control(self, kind, weights):
-        """The control variate at some rows."""
-        a = self.phi[self.support] @ weights.detach()
-        A = self.phi @ torch.linalg.pinv(self.phi[self.support])
-        if kind == "squares":
-            return lambda rows: Squares(a, 1 / NOISE / len(a))
-        return lambda rows: Projection(A[rows], a) if kind == "projection" else Control()
+    def misfit(self, weights, columns):
+        """Phi_p w less what some of the functions say of it."""
+        phi, w = self.phi[self.support], weights.detach()
+        return phi @ w - M / len(columns) * phi[:, columns] @ w[columns]
 
-    def draw(self, weights, rows, columns):
-        return BasisDraw(
-            self.phi[rows][:, columns],
-            weights[columns],
-            M / DRAWN,
-            self.phi[self.support][:, columns],
-        )
+    def draw(self, weights, rows, columns, kind="none"):
+        A, correction = self.phi @ torch.linalg.pinv(self.phi[self.support]), 0.0
+        if kind == "projection":
+            correction = A[rows] @ self.misfit(weights, columns)
+        scale = M / len(columns)
+        return BasisDraw(self.phi[rows][:, columns], weights[columns], scale, correction)
 
 
 def draws(seed=1, same=False):
@@ -86,17 +80,23 @@ def z_scores(values, expected):
 
 def estimates(p, kind, same=False):
     """Values and gradients of the sampled loss, over many draws."""
-    control, square = p.control(kind, p.mu), torch.full((ROWS_DRAWN, 1), SQUARE).double()
+    square = torch.full((ROWS_DRAWN, 1), SQUARE).double()
 
     def drawn(mu, rows, i, j):
-        draws = p.draw(mu, rows, i), p.draw(mu, rows, j)
-        return SampledBatch(p.Y[rows], *draws, control(rows), square, N)
+        draws = p.draw(mu, rows, i, kind), p.draw(mu, rows, j, kind)
+        return SampledBatch(p.Y[rows], *draws, square, N, kind == "projection")
+
+    def pull(mu, own, other):
+        weight = 0.5 * N * M / DRAWN / NOISE / len(p.support)
+        return pull_of_squares(p.phi[p.support][:, own], p.misfit(mu, other), weight)
 
     def loss(mu, rows, i, j):
         return sampled_loss(GAUSSIAN, drawn(mu, rows, i, j))
 
     def closed(mu, rows, i, j):
         left, right = sampled_gradient(GAUSSIAN, drawn(mu, rows, i, j))
+        if kind == "squares":
+            left, right = left + pull(mu, i, j), right + pull(mu, j, i)
         return torch.zeros_like(mu).index_add(0, i, left).index_add(0, j, right)
 
     rows, i, j, _ = draws(same=same)
@@ -186,7 +186,6 @@ def test_the_bound_is_below_the_elbo_and_meets_it(name, kind):
     Y = (p.Y > 0).double()
     C = p.C()
     mu = 0.3 * p.mu
-    control = p.control(kind, mu)
     std = (p.phi @ C).square().sum(1, keepdim=True).sqrt()
     # Gauss-Hermite with all indices.
     f = (p.phi @ mu)[..., None].numpy()
@@ -199,11 +198,9 @@ def test_the_bound_is_below_the_elbo_and_meets_it(name, kind):
         g = torch.Generator().manual_seed(3)
         scores = [torch.rand(REPEATS, M, generator=g).argsort(1)[:, :drawn] for _ in range(2)]
 
-        def bound(i, j, drawn=drawn):
-            support = p.phi[p.support]
-            left, right = (BasisDraw(p.phi[:, k], mu[k], M / drawn, support[:, k]) for k in (i, j))
-            known = control(torch.arange(N))
-            batch = SampledBatch(Y, left, right, known, std.square(), N)
+        def bound(i, j):
+            left, right = (p.draw(mu, torch.arange(N), k, kind) for k in (i, j))
+            batch = SampledBatch(Y, left, right, std.square(), N, kind == "projection")
             return -sampled_loss(noise, batch)
 
         values = vmap(bound)(*scores)
@@ -223,12 +220,10 @@ def test_gradients_that_cross_hardly_shrink_the_weights():
     _, i, j, _ = draws()
     error = {}
     for crosses in (True, False):
-        control = Projection(torch.zeros(N, 6).double(), torch.zeros(6, T).double())
-        control = control if crosses else Control()
 
-        def estimate(i, j, control=control):
+        def estimate(i, j, crosses=crosses):
             draws = p.draw(mu, rows, i), p.draw(mu, rows, j)
-            left, right = sampled_gradient(noise, SampledBatch(Y, *draws, control, square, N))
+            left, right = sampled_gradient(noise, SampledBatch(Y, *draws, square, N, crosses))
             return torch.zeros_like(mu).index_add(0, i, left).index_add(0, j, right)
 
         dense = -p.phi.T @ noise.terms(Y, p.phi @ mu, square).d_mean
@@ -248,8 +243,8 @@ def test_the_printed_variance_is_not_a_deviation():
         values = log_density("logistic", Y.numpy()[..., None], points)
         return (values @ (weights / weights.sum())).sum()
 
-    full = BasisDraw(p.phi, 0.3 * p.mu, 1.0, p.phi[p.support])
-    ours = -sampled_loss(noise, SampledBatch(Y, full, full, Control(), variance, N))
+    full = BasisDraw(p.phi, 0.3 * p.mu, 1.0)
+    ours = -sampled_loss(noise, SampledBatch(Y, full, full, variance, N))
     assert_allclose(ours, quadrature(variance.sqrt()), rtol=1e-6)
     assert abs(quadrature(variance) - ours) > 0.05 * abs(ours)
 

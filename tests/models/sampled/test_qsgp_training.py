@@ -14,11 +14,8 @@ from skscalablegp.likelihoods import Bernoulli, Gaussian, Laplace
 from skscalablegp.linalg.gradients import Rows
 from skscalablegp.models.sampled import (
     BasisDraw,
-    Beginning,
-    Control,
     Flattening,
     NoiseAtRows,
-    Projection,
     SampledBatch,
     SampledWeights,
     Sampler,
@@ -110,18 +107,20 @@ def test_closed_forms_are_what_autograd_finds(name, control):
     Y = (normal(6, 2) > 0).double()
     columns = 3 if name == "gaussian" else 2
     w = [normal(4, columns).requires_grad_(), normal(5, columns).requires_grad_()]
-    left = BasisDraw(normal(6, 4), w[0], 2.5, normal(3, 4))
-    right = BasisDraw(normal(6, 5), w[1], 2.0, normal(3, 5))
-    control = Projection(normal(6, 3), normal(3, columns)) if control == "projection" else Control()
+    crosses = control == "projection"
+    left, right = (
+        BasisDraw(normal(6, len(part)), part, scale, normal(6, columns) if crosses else 0.0)
+        for part, scale in zip(w, (2.5, 2.0), strict=True)
+    )
     square = torch.full((6, 1), 0.49, dtype=torch.float64)
-    batch = SampledBatch(Y, left, right, control, square, 40)
+    batch = SampledBatch(Y, left, right, square, 40, crosses)
     expected = list(torch.autograd.grad(sampled_loss(noise, batch), w))
     if name == "gaussian":
         for gradient in expected:
             # Of dense columns it is a mean over the two targets.
             gradient[:, 2] /= 2
-    elif control.crosses:
-        f, h = control.function(left), control.function(right)
+    elif crosses:
+        f, h = left.function(), right.function()
         ends = [noise.terms(Y, values, square).d_mean for values in (h, f)]
         expected = [
             -20 / 6 * d.scale * d.phi.T @ e for d, e in zip((left, right), ends, strict=True)
@@ -194,7 +193,10 @@ def stepper(
     return QSGPStepper(
         Sampler(source, functions, size, blocks, np.random.default_rng(seed), len(X)),
         GAUSSIAN if noise is None else noise,
-        Beginning(support, flattening, weights, squares),
+        support,
+        flattening,
+        weights,
+        squares,
         SparseSGD(rate, 0.1, steps),
         **settings,
     )
