@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
 
@@ -35,24 +34,6 @@ _FUNCTIONS = 8192
 
 
 @dataclass(frozen=True, eq=False)
-class ChevronWeights:
-    """q(w) = N(mean, C C') with C = [dense columns | diagonal] (a chevron).
-
-    Attributes
-    ----------
-    mean : Tensor of shape (q, m / q, t)
-    dense : Tensor of shape (q, m / q, c)
-        The first c columns of C.
-    diagonal : Tensor of shape (q, m / q)
-        c_rr of the other columns, 0 for the dense ones.
-    """
-
-    mean: Float[Tensor, "q units t"]
-    dense: Float[Tensor, "q units c"]
-    diagonal: Float[Tensor, "q units"]
-
-
-@dataclass(frozen=True, eq=False)
 class SupportVariance:
     """k(x, x) - k_xp (K_pp + W^-1)^-1 k_px, the variance of f given support rows of weight W.
 
@@ -61,6 +42,7 @@ class SupportVariance:
     Attributes
     ----------
     kernel : TorchKernel
+    theta : Tensor of shape (p,)
     X : Tensor of shape (s, d)
     factor : Tensor of shape (s, s)
         Cholesky factor of K_pp + W^-1.
@@ -69,44 +51,55 @@ class SupportVariance:
     """
 
     kernel: TorchKernel
+    theta: Float64[Tensor, " p"]
     X: Float64[Tensor, "s d"]
     factor: Float64[Tensor, "s s"]
     scale: float = 1.0
 
-    def _known(self, theta: Float64[Tensor, " p"], X: Float[Tensor, "r d"]) -> Tensor:
+    def _known(self, X: Float[Tensor, "r d"]) -> Tensor:
         # In double precision, because the variance is a small difference of large numbers.
-        cross = self.kernel.cross(theta, self.X, X.double())
+        cross = self.kernel.cross(self.theta, self.X, X.double())
         return torch.linalg.solve_triangular(self.factor, cross, upper=False)
 
-    def __call__(self, theta: Float64[Tensor, " p"], X: Float[Tensor, "r d"]) -> Tensor:
-        known = self._known(theta, X).square().sum(0)
-        prior = self.kernel.diag(theta, X.double())
+    @torch.no_grad()
+    def variance(self, X: Float[Tensor, "r d"]) -> Float[Tensor, " r"]:
+        """The variance of rows."""
+        prior = self.kernel.diag(self.theta, X.double())
+        known = self._known(X).square().sum(0)
         return self.scale * reported_variance(prior - known, prior).to(X)
 
-    def module(self, theta: Float64[Tensor, " p"]) -> PosteriorModule:
-        """The variance before the factor, as that of a torch module with a mean of zero."""
-        features = KernelFeatures(self.kernel, theta, self.X)
-        return LinearModule(features, self.X[:, :1] * 0, inverse_root(self.factor))
-
-    def covariance(self, theta: Float64[Tensor, " p"], X: Float[Tensor, "r d"]) -> Tensor:
+    @torch.no_grad()
+    def covariance(self, X: Float[Tensor, "r d"]) -> Float[Tensor, "r r"]:
         """The covariance of rows."""
-        known = self._known(theta, X)
-        out = self.kernel.cross(theta, X.double(), X.double()) - known.T @ known
-        prior = self.kernel.diag(theta, X.double())
+        known, prior = self._known(X), self.kernel.diag(self.theta, X.double())
+        out = self.kernel.cross(self.theta, X.double(), X.double()) - known.T @ known
         variance = reported_variance(out.diagonal(), prior)
         out.diagonal().copy_(variance)
         return self.scale * out.to(X)
 
+    def module(self) -> PosteriorModule:
+        """The variance before the factor, as that of a torch module with a mean of zero."""
+        features = KernelFeatures(self.kernel, self.theta, self.X)
+        return LinearModule(features, self.X[:, :1] * 0, inverse_root(self.factor))
 
+
+@dataclass(eq=False)
 class ChevronPosterior(Posterior):
     """f(x) = phi(x)'w for a very large number of weights.
+
+    Their distribution is N(coef, C C') with C = [dense columns | diagonal] (a chevron).
 
     Parameters
     ----------
     basis : SampledBasis
-    theta : Tensor of shape (p,)
+    at : Tensor of shape (p,)
         Hyperparameters of the basis.
-    weights : ChevronWeights
+    coef : Tensor of shape (q, m / q, t)
+        Means of the weights.
+    dense : Tensor of shape (q, m / q, c)
+        The first c columns of C.
+    diagonal : Tensor of shape (q, m / q)
+        c_rr of the other columns, 0 for the dense ones.
     noise_variance : float
         Noise variance of a new observation.
     augment : tuple of TorchKernel and float, optional
@@ -120,40 +113,23 @@ class ChevronPosterior(Posterior):
     A mean costs O(m (d + t)) a row, a variance O(m (d + c)); memory does not grow with m.
     """
 
-    def __init__(
-        self,
-        basis: SampledBasis,
-        theta: Float64[Tensor, " p"],
-        weights: ChevronWeights,
-        noise_variance: float,
-        augment: tuple[TorchKernel, float] | None = None,
-        support: SupportVariance | None = None,
-    ):
-        self.basis, self.at, self.weights = basis, theta, weights
-        self.noise_variance, self.augment, self.support = noise_variance, augment, support
+    basis: SampledBasis
+    at: Float64[Tensor, " p"]
+    coef: Float[Tensor, "q units t"]
+    dense: Float[Tensor, "q units c"]
+    diagonal: Float[Tensor, "q units"]
+    noise_variance: float
+    augment: tuple[TorchKernel, float] | None = None
+    support: SupportVariance | None = None
 
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.weights.mean.dtype
-
-    @property
-    def device(self) -> torch.device:
-        return self.weights.mean.device
-
-    @property
-    def width(self) -> int:
-        return min(self.basis.n_features, _FUNCTIONS) + self.weights.dense.shape[2]
-
-    def _evaluations(self, X: Float[Tensor, "r d"]) -> Iterator[tuple[Tensor, Tensor]]:
-        """The whole basis in parts: unit numbers, and phi of shape (r, q u)."""
-        with torch.no_grad():
-            for part in self.basis.parts(max(1, _FUNCTIONS // self.basis.per_unit)):
-                yield part.index, part.evaluate(self.at, X)
+    def __post_init__(self) -> None:
+        self.dtype, self.device = self.coef.dtype, self.coef.device
+        self.width = min(self.basis.n_features, _FUNCTIONS) + self.dense.shape[2]
 
     def mean(self, X: Float[Tensor, "r d"]) -> Float[Tensor, "r t"]:
-        out = X.new_zeros(len(X), self.weights.mean.shape[2])
-        for index, phi in self._evaluations(X):
-            out += phi @ self.weights.mean[:, index].flatten(0, 1)
+        out = X.new_zeros(len(X), self.coef.shape[2])
+        for index, phi in self.basis.evaluations(self.at, X, _FUNCTIONS):
+            out += phi @ self.coef[:, index].flatten(0, 1)
         return out
 
     def moments(self, X: Float[Tensor, "r d"]) -> Moments:
@@ -161,20 +137,16 @@ class ChevronPosterior(Posterior):
         return Moments(*both, self.noise(X))
 
     def variance(self, X: Float[Tensor, "r d"]) -> Float[Tensor, " r"]:
-        if self.support is None:
-            return self._chevron(X)[1]
-        with torch.no_grad():
-            return self.support(self.at, X)
+        return self._chevron(X)[1] if self.support is None else self.support.variance(X)
 
     def _chevron(self, X: Float[Tensor, "r d"]) -> tuple[Tensor, Tensor]:
         """The mean and |phi' C|^2 from one evaluation of the basis."""
-        w, r = self.weights, len(X)
-        mean, dense = X.new_zeros(r, w.mean.shape[2]), X.new_zeros(r, w.dense.shape[2])
-        sparse, norm = X.new_zeros(r), X.new_zeros(r)
-        for index, phi in self._evaluations(X):
-            mean += phi @ w.mean[:, index].flatten(0, 1)
-            dense += phi @ w.dense[:, index].flatten(0, 1)
-            sparse += phi.square() @ w.diagonal[:, index].flatten().square()
+        mean, dense = (X.new_zeros(len(X), w.shape[2]) for w in (self.coef, self.dense))
+        sparse, norm = X.new_zeros(len(X)), X.new_zeros(len(X))
+        for index, phi in self.basis.evaluations(self.at, X, _FUNCTIONS):
+            mean += phi @ self.coef[:, index].flatten(0, 1)
+            dense += phi @ self.dense[:, index].flatten(0, 1)
+            sparse += phi.square() @ self.diagonal[:, index].flatten().square()
             norm += phi.square().sum(1)
         return mean, dense.square().sum(1) + sparse + self._augmentation(X, norm)
 
@@ -188,14 +160,12 @@ class ChevronPosterior(Posterior):
 
     def covariance(self, X: Float[Tensor, "r d"]) -> Float[Tensor, "r r"]:
         if self.support is not None:
-            with torch.no_grad():
-                return self.support.covariance(self.at, X)
-        c = self.weights.dense.shape[2]
-        dense, out = X.new_zeros(len(X), c), X.new_zeros(len(X), len(X))
+            return self.support.covariance(X)
+        dense, out = X.new_zeros(len(X), self.dense.shape[2]), X.new_zeros(len(X), len(X))
         norm = X.new_zeros(len(X))
-        for index, phi in self._evaluations(X):
-            dense += phi @ self.weights.dense[:, index].flatten(0, 1)
-            scaled = phi * self.weights.diagonal[:, index].flatten()
+        for index, phi in self.basis.evaluations(self.at, X, _FUNCTIONS):
+            dense += phi @ self.dense[:, index].flatten(0, 1)
+            scaled = phi * self.diagonal[:, index].flatten()
             out += scaled @ scaled.T
             norm += phi.square().sum(1)
         out += dense @ dense.T
@@ -214,16 +184,16 @@ class ChevronModule(PosteriorModule):
 
     def __init__(self, of: ChevronPosterior, with_variance: bool):
         super().__init__()
-        w, self._noise = of.weights, of.noise_variance
-        self.basis, self.augment, self.support = of.basis.module(of.at), None, None
-        self.register_buffer("mean_weights", w.mean.flatten(0, 1).double().cpu())
+        self._noise, self.basis = of.noise_variance, of.basis.module(of.at)
+        self.augment = self.support = None
+        self.register_buffer("mean_weights", of.coef.flatten(0, 1).double().cpu())
         if not with_variance:
             return
         if of.support is not None:
-            self.support, self._scale = of.support.module(of.at), of.support.scale
+            self.support, self._scale = of.support.module(), of.support.scale
             return
-        self.register_buffer("dense", w.dense.flatten(0, 1).double().cpu())
-        self.register_buffer("squares", w.diagonal.flatten().double().cpu().square())
+        self.register_buffer("dense", of.dense.flatten(0, 1).double().cpu())
+        self.register_buffer("squares", of.diagonal.flatten().double().cpu().square())
         if of.augment is not None:
             kernel, self._share = of.augment
             self.augment = KernelModule(kernel, of.at)
@@ -335,7 +305,7 @@ class SampledModel:
         functions, dtype = self.functions, getattr(torch, self.dtype)
         compiled = compile_kernel(functions.kernel, d)
         arrays = (self.mean, self.dense, self.diagonal)
-        weights = ChevronWeights(*(torch.tensor(a, dtype=dtype, device=device) for a in arrays))
+        weights = (torch.tensor(a, dtype=dtype, device=device) for a in arrays)
         augment = support = None
         if functions.points is not None:
             augment = (compiled, self.noise * functions.n_components / max(self.n_rows, 1))
@@ -346,7 +316,7 @@ class SampledModel:
             share = torch.as_tensor(self.shares)
             support = support_variance(compiled, X, weight, self.variance_scale, share)
         basis, theta = functions.basis(d, dtype, device), compiled.theta0.to(device)
-        chevron = ChevronPosterior(basis, theta, weights, self.noise, augment, support)
+        chevron = ChevronPosterior(basis, theta, *weights, self.noise, augment, support)
         return shifted(chevron, self.constant)
 
 
@@ -363,7 +333,7 @@ def support_variance(
     K = compiled.cross(theta, X, X)
     noise = noise_of_means(torch.ones(len(X)).to(K) / weight, counts.to(K))
     factor, _ = cholesky_with_jitter(K + torch.diag(noise))
-    return SupportVariance(compiled, X, factor, scale)
+    return SupportVariance(compiled, theta, X, factor, scale)
 
 
 def fitted_scales(

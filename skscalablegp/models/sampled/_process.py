@@ -51,12 +51,11 @@ class FullMap:
         In double precision.
     noise : float
         Noise variance of a new observation.
-    device : torch.device
     """
 
-    def __init__(self, basis: SampledBasis, noise: float, device: torch.device):
+    def __init__(self, basis: SampledBasis, noise: float):
         self.basis, self.kernel, self.noise = basis, basis.kernel, noise
-        self.n_features, self.theta = basis.n_features, basis.kernel.theta0.to(device)
+        self.theta = basis.kernel.theta0.to(basis.device)
 
     @torch.no_grad()
     def cross(self, X: Float[Tensor, "r d"]) -> Float64[Tensor, "r m"]:
@@ -229,7 +228,7 @@ class ProcessPosterior(FeaturePosterior):
 def full_map(functions: Functions, d: int, noise: float, device: torch.device) -> FullMap:
     """The functions of a model of d columns."""
     kind = FullMap if functions.points is None else ProcessMap
-    return kind(functions.basis(d, torch.float64, device), noise, device)
+    return kind(functions.basis(d, torch.float64, device), noise)
 
 
 def pivots(

@@ -415,7 +415,7 @@ class QSRVMRegressor(MinibatchGPRegressorBase):
     def _build_posterior(self) -> ProcessPosterior:
         kernel, device = compile_kernel(self.kernel_, self.n_features_in_), self._fit_device()
         points = self._scaling.inputs(self.relevance_vectors_, torch.float64, device)
-        process = ProcessMap(KernelFunctions(kernel, points), self.noise_variance_, device)
+        process = ProcessMap(KernelFunctions(kernel, points), self.noise_variance_)
         plain = torch.tensor(self.coef_).to(device) / own_values(kernel, points)[:, None]
         factor = torch.tensor(self._process_factor).to(device)
         weights = FeatureWeights(factor, process.factor.T @ plain)

@@ -238,7 +238,7 @@ class RelevanceModel:
         """
         dictionary, noise = self.dictionary, self.weights.noise
         points, unit = dictionary.points[self.active], dictionary.amplitude[self.active]
-        process = ProcessMap(KernelFunctions(dictionary.kernel, points), noise, points.device)
+        process = ProcessMap(KernelFunctions(dictionary.kernel, points), noise)
         K = process.factor @ process.factor.T
         seen, _ = cholesky_with_jitter(K + unit[:, None] * self.gram * unit / noise)
         # The factor of I + L^-1 G L^-T, without products that would lose digits.

@@ -200,10 +200,9 @@ def fitted_stepper_scales(fit: Fit, stepper: SampledStepper) -> tuple[float, flo
     """
     support, s = stepper.support, len(stepper.support)
     weight, check = stepper.curvature * fit.n_total / s, support.check
-    with torch.no_grad():
-        variance = support_variance(support.kernel, support.X, weight, counts=support.rows.weight)
-        v = variance(support.theta, check.X).double().cpu().numpy()
-        residual = check.Y.double() - stepper.weights.a[s:, : stepper.t]
+    given = support_variance(support.kernel, support.X, weight, counts=support.rows.weight)
+    v = given.variance(check.X).double().cpu().numpy()
+    residual = check.Y.double() - stepper.weights.a[s:, : stepper.t]
     known, counts = (part.double().cpu().numpy() for part in (check.noise, check.weight))
     trained = stepper.noise.variance
     scale, of_noise = fitted_scales(v, residual.cpu().numpy(), known, trained, counts)

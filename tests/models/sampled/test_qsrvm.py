@@ -114,7 +114,7 @@ def test_variances_do_not_depend_on_a_factor_that_exists_by_accident():
         kernel = compile_kernel(ConstantKernel(0.06) * RBF(lengths) + WhiteKernel(0.9), 2)
         for seed in range(60):
             X = torch.tensor(np.random.default_rng(seed).standard_normal((84, 2)))
-            process = ProcessMap(KernelFunctions(kernel, X[:64]), 0.9, X.device)
+            process = ProcessMap(KernelFunctions(kernel, X[:64]), 0.9)
             variance = ProcessPosterior(process, none).moments(X).variance
             assert float(variance[:64].max()) < 1e-5 and float(variance.max()) < 0.061
 
