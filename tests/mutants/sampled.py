@@ -233,8 +233,8 @@ MUTANTS = [
     (
         "Newton steps with half of the curvature",
         "_curvature_of",
-        "(-2 * terms.d_variance / rows.Y.shape[1] * rows.phi)",
-        "(-terms.d_variance / rows.Y.shape[1] * rows.phi)",
+        "-2 * rows.terms(mean, rows.std).d_variance / rows.Y.shape[1]",
+        "-rows.terms(mean, rows.std).d_variance / rows.Y.shape[1]",
         _TESTS + "newton_steps",
     ),
     (
@@ -335,8 +335,8 @@ MUTANTS = [
     ),
     (
         "further rows move the constants of classes",
-        "QSGPMixin._train",
-        "past is None and likelihood.classes",
+        "_typical_noise",
+        "fit.past is None and likelihood.classes",
         "likelihood.classes",
         "tests/contracts/test_class_shares.py -k further_rows",
     ),
@@ -434,9 +434,9 @@ MUTANTS = [
     ),
     (
         "constants of classes come from the rows that stand for all",
-        "QSGPMixin._train",
-        "labels, counts = source.labels()",
-        "labels, counts = source.Y, source.weight",
+        "_typical_noise",
+        "labels, counts = fit.source.labels()",
+        "labels, counts = fit.source.Y, fit.source.weight",
         "tests/ranks/test_own_batches.py -k 'labels_of_all and 2-full'",
         True,
     ),

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -34,31 +33,6 @@ _INTERRUPTED_SECONDS = 1.0
 # Kernel functions are chosen until the variance of every row, given these functions, is below this
 # share of the noise (or of one over the likelihood's curvature).
 _LEFT_OPEN = 1e-2
-
-
-@dataclass(frozen=True, eq=False)
-class _Origin:
-    """Where training begins.
-
-    Attributes
-    ----------
-    kernel : Kernel
-    model : callable
-        Gives the model of a fit that ends before its first step.
-    functions : Functions or None
-        The functions of the past model, if there is one.
-    seed : int
-        Of random features.
-    n_iter, reason : int, str
-        Steps of the exact start, and why it ended.
-    """
-
-    kernel: Any
-    model: Callable[[], Any]
-    functions: Functions | None = None
-    seed: int = 0
-    n_iter: int = 0
-    reason: End = End.CONVERGED
 
 
 class QSGPMixin:
@@ -102,31 +76,30 @@ class QSGPMixin:
         self._keep_scaling(source.scaling)
         seen = self.n_samples_seen_ if n_seen else 0
         run.begin(source.X, source.Y, seen, source.n_rows)
-        if past is None:
-            origin = self._started(chosen, likelihood, source, run)
-        else:
-            origin = _Origin(past.functions.kernel, lambda: past, past.functions)
-        trained = Trained(None, origin.reason, 0)
+
+        def show(model: Any, now: Start) -> None:
+            model._keep(_process(now, likelihood, run))
+
+        # The basis is drawn first, so that it does not depend on the number of rows.
+        seed = 0 if past else int(run.random_state.randint(2**31 - 1))
+        start = Start(past.functions.kernel) if past else None
+        start = start or exact_start_of(chosen.start, likelihood, source, run, show)
+        trained = Trained(None, start.reason, 0)
         if not run.stopped:
             fit = Fit(source, run, chosen.steps, past, n_seen)
-            noise = _typical_noise(origin.kernel, likelihood, fit.source)
-            if past is None and likelihood.classes:
-                labels, counts = source.labels()
-                noise = noise.learning_constants(torch.as_tensor(labels), counts)
-            elif past is not None and past.constant is not None:
-                noise = replace(noise, constant=torch.as_tensor(past.constant))
-            functions = origin.functions or _functions(chosen, origin, points, fit, noise)
+            noise = _typical_noise(start.kernel, likelihood, fit)
+            functions = _functions(chosen, start.kernel, seed, points, fit, noise)
             if functions is not None and chosen.steps is None:
                 trained = train_by_full_batches(fit, functions, noise, chosen.max_iter.value)
             elif functions is not None:
                 trained = train_by_steps(fit, functions, noise)
         model = trained.model
         if model is None:
-            model = run.finish("start's rows", origin.model)
+            model = run.finish("start's rows", lambda: past or _process(start, likelihood, run))
         self._keep(model)
         run.ended(
             trained.reason,
-            n_iter=origin.n_iter + trained.n_iter,
+            n_iter=start.n_iter + trained.n_iter,
             planned=chosen.planned,
             rate="variational_learning_rate",
         )
@@ -140,38 +113,6 @@ class QSGPMixin:
         """The given rows, in units of their own or of a past model."""
         scaling = self._scaling if past else scaling_of(self, given, likelihood, run)
         return given.source(scaling, likelihood, run.device, torch.float64, reset=past is None)
-
-    def _started(
-        self,
-        chosen: SampledPlan,
-        likelihood: Likelihood,
-        source: RowSource,
-        run: FitRun,
-    ) -> _Origin:
-        """The exact start, whose model is the exact process on its rows."""
-
-        def process(start: Start) -> ExactModel:
-            begun = run.budget.seconds
-
-            def late() -> bool:
-                spent = run.budget.seconds - begun
-                hasty = run.budget.ended is End.INTERRUPTED and spent > _INTERRUPTED_SECONDS
-                return run.budget.left == 0 or hasty
-
-            return exact_process(start.kernel, likelihood, start.rows, _PROCESS_STEPS, late)
-
-        # The basis is drawn first, so that it does not depend on the number of rows.
-        seed = int(run.random_state.randint(2**31 - 1))
-        start = exact_start_of(
-            chosen.start, likelihood, source, run, lambda model, now: model._keep(process(now))
-        )
-        return _Origin(
-            start.kernel,
-            lambda: process(start),
-            seed=seed,
-            n_iter=start.n_iter,
-            reason=start.reason,
-        )
 
     def _points(self, source: RowSource, random_state: np.random.RandomState) -> np.ndarray | None:
         """Points of a kernel basis in the model's units; None if the settings name none."""
@@ -229,41 +170,57 @@ class QSGPMixin:
         return self._state.posterior(self.n_features_in_, self._fit_device())
 
 
-def _typical_noise(kernel: Any, likelihood: Likelihood, source: RowSource) -> NoiseAtRows:
-    """The likelihood with the kernel's noise, and its curvature at the first rows."""
-    rows = slice(0, _CURVATURE_ROWS)
-    some, compiled = source.take(rows), compile_kernel(kernel, source.X.shape[1])
+def _process(start: Start, likelihood: Likelihood, run: FitRun) -> ExactModel:
+    """The exact process on the rows of a start, for a fit that ends with it."""
+    begun = run.budget.seconds
+
+    def late() -> bool:
+        spent = run.budget.seconds - begun
+        hasty = run.budget.ended is End.INTERRUPTED and spent > _INTERRUPTED_SECONDS
+        return run.budget.left == 0 or hasty
+
+    return exact_process(start.kernel, likelihood, start.rows, _PROCESS_STEPS, late)
+
+
+def _typical_noise(kernel: Any, likelihood: Likelihood, fit: Fit) -> NoiseAtRows:
+    """The likelihood with the kernel's noise, its curvature at the first rows, and constants."""
+    some, compiled = fit.source.take(slice(0, _CURVATURE_ROWS)), compile_kernel(kernel, fit.d)
     variance = noise_of(compiled, compiled.theta0)
-    return NoiseAtRows.of(likelihood, variance, some.Y.double(), some.noise)
+    noise = NoiseAtRows.of(likelihood, variance, some.Y.double(), some.noise)
+    if fit.past is None and likelihood.classes:
+        labels, counts = fit.source.labels()
+        return noise.learning_constants(torch.as_tensor(labels), counts)
+    constant = None if fit.past is None else fit.past.constant
+    return noise if constant is None else replace(noise, constant=torch.as_tensor(constant))
 
 
 def _functions(
     chosen: SampledPlan,
-    origin: _Origin,
+    kernel: Any,
+    seed: int,
     points: np.ndarray | None,
     fit: Fit,
     noise: NoiseAtRows,
 ) -> Functions | None:
     """The basis functions; None if the time is up before they are chosen."""
-    kernel, m = origin.kernel, chosen.n_components.value
+    if fit.past is not None:
+        return fit.past.functions
+    run, most = fit.run, chosen.n_components.value
     if chosen.functions == "points":
         return Functions.at(kernel, points)
     if chosen.functions == "fourier":
-        return Functions.fourier(kernel, fit.d, m, chosen.n_drawn, origin.seed)
-    with fit.run.stage("functions", optional=True):
-        return _at_pivots(kernel, m, _LEFT_OPEN / noise.curvature, fit)
+        return Functions.fourier(kernel, fit.d, most, chosen.n_drawn, seed)
+    tol = _LEFT_OPEN / noise.curvature
+    with run.stage("functions", optional=True):
+        # At rows that determine the function at the other rows.
+        X = fit.source.take(slice(None)).X
+        rows, left = pivots(compile_kernel(kernel, fit.d), X, most, tol, run.budget.check)
+        why = "given these, every row's variance is below a hundredth of the noise"
+        if left > tol:
+            why = f"as many as a few seconds allow for {fit.n:,} rows"
+        run.chose("n_components", len(rows), why)
+        return Functions.at(kernel, X[rows].cpu().numpy())
     return None
-
-
-def _at_pivots(kernel: Any, most: int, tol: float, fit: Fit) -> Functions:
-    """Kernel functions at rows that determine the function at the other rows."""
-    run, X = fit.run, fit.source.take(slice(None)).X
-    rows, left = pivots(compile_kernel(kernel, fit.d), X, most, tol, run.budget.check)
-    why = "given these, every row's variance is below a hundredth of the noise"
-    if left > tol:
-        why = f"as many as a few seconds allow for {fit.n:,} rows"
-    run.chose("n_components", len(rows), why)
-    return Functions.at(kernel, X[rows].cpu().numpy())
 
 
 def scaling_of(model: Any, given: Given, likelihood: Likelihood, run: FitRun) -> Scaling:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ..._end import End
 from ...core.data import RowSource
-from ...core.likelihoods import Likelihood
+from ...core.likelihoods import Likelihood, LikelihoodTerms
 from ...core.posteriors import FeatureWeights, Posterior, shifted
 from ...kernels import compile_kernel
 from ...linalg.blocks import look_up, watched
@@ -122,28 +122,31 @@ class BatchRows:
     noise: NoiseAtRows
     phi: Float64[Tensor, "n m"]
     Y: Float64[Tensor, "n t"]
-    std: Float64[Tensor, "n 1"]
-    latest: Float64[Tensor, "n 1"]
+
+    def __post_init__(self) -> None:
+        self.std = self.latest = self.phi.new_zeros(len(self.phi), 1)
 
     @classmethod
-    def of(cls, source: RowSource, functions: Functions, noise: NoiseAtRows, m: int) -> BatchRows:
-        """The m functions at the rows of a source; O(n m d), for kernel functions O(n m^2)."""
-        rows, d = source.take(slice(None)), source.X.shape[1]
-        full = full_map(functions, d, noise.variance, source.device)
-        noise, X = noise.at(rows), rows.X
+    def of(cls, source: RowSource, functions: Functions, noise: NoiseAtRows) -> BatchRows:
+        """The functions at the rows of a source."""
+        return cls.at(source.take(slice(None)), functions, noise)
+
+    @classmethod
+    def at(cls, rows: Rows, functions: Functions, noise: NoiseAtRows) -> BatchRows:
+        """The m functions at some rows; O(n m d), for kernel functions O(n m^2)."""
+        X, m, d = rows.X, functions.n_components, rows.X.shape[1]
+        full = full_map(functions, d, noise.variance, X.device)
         phi = torch.empty(len(X), m + n_constants(noise), dtype=torch.float64, device=X.device)
         phi[:, m:] = noise.constant_variance**0.5
         size = max(1, int(_WORK / (m * max(m, d))))
         for start in range(0, len(X), size):
             phi[start : start + size, :m] = full.evaluate(X[start : start + size].double())
             look_up()
-        return cls.at(noise, phi, rows.Y.double())
+        return cls(noise.at(rows), phi, rows.Y.double())
 
-    @classmethod
-    def at(cls, noise: NoiseAtRows, phi: Tensor, Y: Tensor) -> BatchRows:
-        """Rows of a function without variance."""
-        none = phi.new_zeros(len(phi), 1)
-        return cls(noise, phi, Y, none, none)
+    def terms(self, mean: Tensor, std: Float64[Tensor, "n 1"]) -> LikelihoodTerms:
+        """The expected log likelihood under this mean of the weights."""
+        return self.noise.terms(self.Y, self.phi @ mean, std.square())
 
 
 @dataclass(frozen=True, eq=False)
@@ -169,14 +172,6 @@ class FullBatch:
     n_rows: float
     mean: Float64[Tensor, "m t"]
     factor: Float64[Tensor, "m m"]
-
-    @classmethod
-    def here(
-        cls, noise: NoiseAtRows, phi: Tensor, Y: Tensor, mean: Tensor, factor: Tensor
-    ) -> FullBatch:
-        """The functions (n, m) at rows of this process, and their targets (n, t)."""
-        rows = Workers(BatchRows.at(noise, phi, Y))
-        return cls(rows, noise, noise.n_rows(Y), mean, factor)
 
     def loss(self, mean: Tensor, eval_gradient: bool = True) -> tuple[float, Tensor]:
         """Minus the ELBO as a function of the mean, and its gradient or zeros."""
@@ -277,14 +272,14 @@ def _precision_of(rows: BatchRows) -> tuple[Tensor]:
 
 def _likelihood_of(rows: BatchRows, eval_gradient: bool, mean: Tensor) -> tuple[Tensor, Tensor]:
     """The expected log likelihood, and its gradient in the weights' mean or zeros."""
-    terms = rows.noise.terms(rows.Y, rows.phi @ mean, rows.std.square())
+    terms = rows.terms(mean, rows.std)
     slope = rows.phi.T @ terms.d_mean if eval_gradient else torch.zeros_like(mean)
     return terms.value.sum(), slope
 
 
 def _expected_of(rows: BatchRows, mean: Tensor) -> tuple[Tensor]:
     """The expected log likelihood with the variances of the last precision."""
-    return (rows.noise.terms(rows.Y, rows.phi @ mean, rows.latest.square()).value.sum(),)
+    return (rows.terms(mean, rows.latest).value.sum(),)
 
 
 def _prior_std(rows: BatchRows, factor: Tensor) -> float:
@@ -295,8 +290,8 @@ def _prior_std(rows: BatchRows, factor: Tensor) -> float:
 
 def _curvature_of(rows: BatchRows, mean: Tensor) -> tuple[Tensor]:
     """Phi' Lambda Phi."""
-    terms = rows.noise.terms(rows.Y, rows.phi @ mean, rows.std.square())
-    return (rows.phi.T @ (-2 * terms.d_variance / rows.Y.shape[1] * rows.phi),)
+    curvature = -2 * rows.terms(mean, rows.std).d_variance / rows.Y.shape[1]
+    return (rows.phi.T @ (curvature * rows.phi),)
 
 
 def _moved(
@@ -319,19 +314,22 @@ def n_constants(noise: NoiseAtRows) -> int:
 
 def full_batch(
     functions: Functions,
-    m: int,
     noise: NoiseAtRows,
-    source: RowSource,
+    rows: Workers,
+    given: Any,
     past: ExactModel | None = None,
 ) -> FullBatch:
-    """m functions at all rows, and the prior of their weights or a past model in its place."""
-    rows, t, on = source.held(BatchRows.of, functions, noise, m), source.Y.shape[1], source.device
+    """All functions at all rows, and the prior of their weights or a past model in its place.
+
+    `given` are the rows themselves, of which only their number and that of their targets are read.
+    """
     if past is None:
-        m += n_constants(noise)
-        mean, factor = torch.zeros(m, t).double(), torch.eye(m).double()
+        m = functions.n_components + n_constants(noise)
+        mean, factor = torch.zeros(m, given.Y.shape[1]).double(), torch.eye(m).double()
     else:
         mean, factor = torch.as_tensor(past.mean), torch.as_tensor(past.factor)
-    return FullBatch(rows, noise, source.n_rows, mean.to(on), factor.to(on))
+    on = rows.own.phi.device
+    return FullBatch(rows, noise, given.n_rows, mean.to(on), factor.to(on))
 
 
 def believed(
@@ -367,18 +365,12 @@ def exact_process(
 
     When `late` returns True, Newton steps end.
     """
-    X, Y, d = rows.X, rows.Y, rows.X.shape[1]
-    compiled = compile_kernel(kernel, d)
-    noise = NoiseAtRows.of(likelihood, noise_of(compiled, compiled.theta0), Y)
-    noise = noise.at(rows)
+    compiled = compile_kernel(kernel, rows.X.shape[1])
+    noise = NoiseAtRows.of(likelihood, noise_of(compiled, compiled.theta0), rows.Y)
     if likelihood.classes:
-        noise = noise.learning_constants(Y, rows.weight)
-    functions = Functions.at(kernel, X.numpy())
-    phi = full_map(functions, d, noise.variance, X.device).evaluate(X)
-    constants = phi.new_full((len(X), n_constants(noise)), noise.constant_variance**0.5)
-    phi, m = torch.cat([phi, constants], 1), len(X) + n_constants(noise)
-    nothing = phi.new_zeros(m, Y.shape[1]), torch.eye(m).to(phi)
-    batch = FullBatch.here(noise, phi, Y.double(), *nothing)
+        noise = noise.learning_constants(rows.Y, rows.weight)
+    functions = Functions.at(kernel, rows.X.numpy())
+    batch = full_batch(functions, noise, Workers(BatchRows.at(rows, functions, noise)), rows)
     for belief in newton_steps(batch, max_iter):
         last = belief
         if late():
@@ -394,7 +386,8 @@ def train_by_full_batches(
     run, past = fit.run, fit.past if fit.n_seen > 0 else None
     batch, model, n_iter, reason = None, None, 0, End.CONVERGED
     with run.stage("basis", optional=True), watched(run.budget.check):
-        batch = full_batch(functions, functions.n_components, noise, fit.source, past)
+        rows = fit.source.held(BatchRows.of, functions, noise)
+        batch = full_batch(functions, noise, rows, fit.source, past)
     if batch is None:
         return Trained(None, run.budget.ended, 0)
     theta = compile_kernel(functions.kernel, fit.d).theta0.numpy()

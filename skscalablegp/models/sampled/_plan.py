@@ -163,13 +163,6 @@ class StepPlan(Plan):
         return self.dual or not self.adaptive
 
     @property
-    def may_be_whole(self) -> bool:
-        """Whether no setting of the paper asks for sampled functions."""
-        sampled = self.dual or self.adaptive or self.theta_rate > 0
-        rate = self.variational_learning_rate.value
-        return self.control_variate == "regression" and rate == 1 and not sampled
-
-    @property
     def torch_dtype(self) -> torch.dtype:
         return getattr(torch, self.dtype.value)
 
@@ -289,7 +282,8 @@ def plan(
     ValueError
         For unknown names, and for numbers that contradict each other.
     """
-    _check_names(params)
+    _check("variational_optimizer", params.variational_optimizer, tuple(_RATES))
+    _check("optimizer", params.optimizer, ("bfgs", "adam", None))
     n, points = size.n, size.points
     most_pivots = 0 if past is not None or grows else pivot_limit(params, likelihood, n)
     m, method = most_pivots, "exact"
@@ -302,23 +296,22 @@ def plan(
     exact, fourier = method == "exact", not most_pivots and points is None
     default = _NEWTON_STEPS if exact else 100 if n <= _SMALL_ROWS else _by_rows(n, 200, 500)
     limit = resolve(params.max_iter, default, f"{n:,} rows")
-    default_drawn = m if points else min(10_000, max(m // 10, min(m, 1024)))
-    drawn = _capped(params.component_batch_size, default_drawn, m, f"of {m:,} functions")
+    drawn = functions_drawn(params, m, f"of {m:,} functions", m if points else None, 10_000)
     steps = None
     if not exact:
-        dual = method == "dual"
-        dense = Choice(0, "") if dual else _capped(params.n_dense, 20, m, "of steps")
-        dense = dense if past is None else Choice(past.n_dense, "of the past fit")
-        steps = _plan_steps(params, likelihood, n, dense, drawn, limit.value, dual)
-        kept = past is not None or params.covariance != "support"
-        if steps.may_be_whole and not kept:
-            steps = replace(steps, whole=_is_whole(steps, m))
+        steps = _plan_steps(params, likelihood, n, drawn, limit.value, m, method == "dual", past)
+    why = f"{n:,} rows: kernel functions at rows that determine the others"
+    if fourier:
+        why = f"{n:,} rows, a stream, or other settings that need random features or steps"
+    because = f"full batches of {m:,} functions at {n:,} rows would cost too much"
+    if exact:
+        because = "full batches are cheaper" if fourier else "kernel functions are few"
     return SampledPlan(
         functions="pivots" if most_pivots else "fourier" if fourier else "points",
         n_drawn=drawn.value,
         n_components=Choice(m, f"{n:,} rows" if fourier else "as many points"),
-        basis=_basis(n, fourier),
-        inference=_inference(exact, fourier, m, n),
+        basis=Choice("fourier" if fourier else "rows", why),
+        inference=Choice("exact" if exact else "stochastic", because),
         max_iter=limit._replace(value=1) if exact and likelihood.conjugate else limit,
         planned=limit.value >= default,
         start=_plan_start(params, kernel, not exact, fourier, most_pivots == n),
@@ -336,7 +329,7 @@ def plan_relevance(params: Any, kernel: Any, n: int) -> RelevancePlan:
     ValueError
         For an unknown optimizer, and for more functions than rows.
     """
-    _check_optimizer(params, ("bfgs", None))
+    _check("optimizer", params.optimizer, ("bfgs", None))
     m = resolve(params.n_components, min(n, _DICTIONARY), f"{n:,} rows")
     if m.value > n:
         raise ValueError(
@@ -347,7 +340,7 @@ def plan_relevance(params: Any, kernel: Any, n: int) -> RelevancePlan:
         rounds = StepPlan(
             n_dense=Choice(0, "of the rounds"),
             batch_size=min(params.batch_size, n),
-            component_batch_size=functions_of_round(params, m.value),
+            component_batch_size=functions_drawn(params, m.value, "of the first round"),
             control_variate_rank=_support(params, n, "of the rounds"),
             variational_learning_rate=Choice(_RATES["preconditioned"], "of the rounds"),
             dtype=resolve(params.dtype, "float32", "of the rounds of steps"),
@@ -373,25 +366,18 @@ def plan_relevance(params: Any, kernel: Any, n: int) -> RelevancePlan:
     )
 
 
-def functions_of_round(params: Any, m: int) -> Choice:
-    """Number of functions in a draw from a dictionary of m."""
-    default = max(min(m, 1024), m // 10)
-    return _capped(params.component_batch_size, default, m, "of the first round")
+def functions_drawn(
+    params: Any, m: int, reason: str, default: int | None = None, most: int | None = None
+) -> Choice:
+    """Number of functions in a draw from m, by default a tenth of them, but at least 1,024."""
+    usual = min(max(min(m, 1024), m // 10), most or m)
+    return _capped(params.component_batch_size, default or usual, m, reason)
 
 
-def _check_names(params: Any) -> None:
-    if params.variational_optimizer not in _RATES:
-        raise ValueError(
-            f"Unknown variational_optimizer={params.variational_optimizer!r}: use one of "
-            f"{sorted(_RATES)}."
-        )
-    _check_optimizer(params, ("bfgs", "adam", None))
-
-
-def _check_optimizer(params: Any, known: tuple[str | None, ...]) -> None:
-    if params.optimizer not in known:
-        names = ", ".join(repr(name) for name in known[:-1])
-        raise ValueError(f"Unknown optimizer={params.optimizer!r}: use {names} or None.")
+def _check(name: str, value: Any, known: tuple[str | None, ...]) -> None:
+    if value not in known:
+        *others, last = map(repr, known)
+        raise ValueError(f"Unknown {name}={value!r}: use {', '.join(others)} or {last}.")
 
 
 def _method(params: Any, size: TableSize, m: int) -> str:
@@ -420,20 +406,22 @@ def _plan_steps(
     params: Any,
     likelihood: Likelihood,
     n: int,
-    n_dense: Choice,
     drawn: Choice,
     n_steps: int,
+    m: int,
     dual: bool,
+    past: Any,
 ) -> StepPlan:
-    """The plan of steps that draw some functions, with a number of dense columns."""
+    """The plan of steps that draw some of m functions."""
     optimizer, by_support = params.variational_optimizer, params.covariance == "support"
     calibrates = not dual and by_support and likelihood.additive and n >= _HELD_FROM
     support = _support(params, n, f"{n:,} rows")
     if calibrates:
         most = max(1, n - max(_HELD, int(_HELD_SHARE * n)))
         support = support._replace(value=min(support.value, most))
-    return StepPlan(
-        n_dense=n_dense,
+    n_dense = Choice(0, "") if dual else _capped(params.n_dense, 20, m, "of steps")
+    steps = StepPlan(
+        n_dense=n_dense if past is None else Choice(past.n_dense, "of the past fit"),
         batch_size=min(params.batch_size, n),
         component_batch_size=drawn,
         control_variate_rank=support,
@@ -452,16 +440,21 @@ def _plan_steps(
         freeze=params.freeze,
         n_iter_no_change=params.n_iter_no_change,
     )
+    return replace(steps, whole=past is None and _is_whole(steps, m))
 
 
 def _is_whole(steps: StepPlan, m: int) -> bool:
-    """Whether all m functions at the rows of a batch cost about as much as draws do.
+    """Whether steps use all m functions at the rows of a batch.
 
-    Two draws are evaluated at the support rows and at the scores' rows, too.
+    They do if that costs about as much as draws do, and if no setting of the paper asks for sampled
+    functions. Two draws are evaluated at the support rows and at the scores' rows, too.
     """
-    b, s = steps.batch_size, steps.control_variate_rank.value
+    sampled = steps.dual or steps.adaptive or steps.theta_rate > 0 or not steps.by_support
+    rate, b = steps.variational_learning_rate.value, steps.batch_size
+    s = steps.control_variate_rank.value
     work = steps.component_batch_size.value * (b + s + max(50, s // 2))
-    return b <= _WHOLE_ROWS and b * m <= min(_WHOLE_NUMBERS, _WHOLE_WORK * work)
+    cheap = b <= _WHOLE_ROWS and b * m <= min(_WHOLE_NUMBERS, _WHOLE_WORK * work)
+    return cheap and rate == 1 and steps.control_variate == "regression" and not sampled
 
 
 def _capped(given: Any, default: int, most: int, reason: str) -> Choice:
@@ -476,21 +469,6 @@ def _by_rows(n: int, few: int, many: int) -> int:
 def _support(params: Any, n: int, reason: str) -> Choice:
     """Number of support rows."""
     return _capped(params.control_variate_rank, _by_rows(n, 500, 1000), n, reason)
-
-
-def _basis(n: int, fourier: bool) -> Choice:
-    if fourier:
-        why = f"{n:,} rows, a stream, or other settings that need random features or steps"
-        return Choice("fourier", why)
-    return Choice("rows", f"{n:,} rows: kernel functions at rows that determine the others")
-
-
-def _inference(exact: bool, fourier: bool, m: int, n: int) -> Choice:
-    if exact:
-        why = "full batches are cheaper" if fourier else "kernel functions are few"
-        return Choice("exact", why)
-    why = f"full batches of {m:,} functions at {n:,} rows would cost too much"
-    return Choice("stochastic", why)
 
 
 def _ignored(

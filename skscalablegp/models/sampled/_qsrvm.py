@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -30,7 +28,7 @@ from ...linalg.solvers import cholesky_with_jitter
 from ._base import scaling_of
 from ._basis import KernelFunctions
 from ._folds import Comparison, compared
-from ._plan import RelevancePlan, plan_relevance
+from ._plan import plan_relevance
 from ._process import ProcessMap, ProcessPosterior
 from ._relevance import (
     MOMENT_ROWS,
@@ -38,9 +36,9 @@ from ._relevance import (
     RelevanceModel,
     RelevanceStepper,
     own_values,
+    reduced,
     whole_model,
 )
-from ._rounds import reduced
 from ._start import Start, exact_start_of
 
 # Largest number of functions with full batches if there is no time, or after an interrupt.
@@ -286,21 +284,38 @@ class QSRVMRegressor(MinibatchGPRegressorBase):
                 "fit without it, or use QSGPRegressor or SVGPRegressor."
             )
         with FitRun(self) as run:
-            source, given = self._read_source(X, y, sample_weight, run)
+            given = self._given(X, y, None, sample_weight)
+            scaling = scaling_of(self, given, Gaussian(), run)
+            source = given.source(scaling, Gaussian(), run.device, torch.float64)
+            source = source.here() if len(given) <= MOMENT_ROWS else source
             n = len(source)
             plan = plan_relevance(self, self._own_kernel(source.X), n)
             self._keep_scaling(source.scaling)
             run.follow(plan)
             run.begin(source.X, source.Y, n_rows=source.n_rows)
-            dictionary_of = partial(self._dictionary, given, source)
-            start, dictionary = self._started(plan, source, run, dictionary_of)
-            rounds = reduced(dictionary, plan, self, run)
+            # The dictionary is drawn first, so that it does not depend on the start's rows.
+            m, chosen = plan.n_components.value, np.arange(n)
+            if m < n:
+                chosen = np.sort(run.random_state.permutation(n)[:m])
+
+            def dictionary_of(kernel: Any, rows: np.ndarray) -> Dictionary:
+                compiled = compile_kernel(kernel, source.X.shape[1])
+                return Dictionary.of(compiled, source, rows, self.max_precision, given.numbers)
+
+            def show(model: Any, now: Start) -> None:
+                functions = dictionary_of(now.kernel, now.index)
+                rows = source.subset(now.index)
+                model._keep(RelevanceStepper(functions, rows, run.budget).model())
+
+            start = exact_start_of(plan.start, Gaussian(), source, run, show)
+            dictionary = dictionary_of(start.kernel, chosen)
+            dictionary, n_rounds, n_iter = reduced(dictionary, plan, self, run)
             # The cost of the weights is cubic in their number, so that a short time allows fewer.
             most = plan.most
             if run.stopped:
                 interrupted = run.budget.ended is End.INTERRUPTED
                 most = min(most, _MOST_INTERRUPTED if interrupted else _MOST_IN_HASTE)
-            dictionary = rounds.dictionary.most_relevant(most)
+            dictionary = dictionary.most_relevant(most)
             stepper, result = self._updated(dictionary, source, run)
             model, scale = stepper.model(), 1.0
             with run.stage("calibration", optional=True):
@@ -314,48 +329,9 @@ class QSRVMRegressor(MinibatchGPRegressorBase):
             warn_if_rough(GPProblem(kernel, source.take(rows)), kernel.theta0, n, run)
             run.finish("weights", lambda: self._keep(model))
             self._variance_scale = scale
-            run.ended(result.stop_reason, n_iter=start.n_iter + rounds.n_iter + result.n_steps)
-            m = plan.n_components.value
-            run.reports(
-                summary=f"{m} functions, {rounds.n_rounds} rounds of steps, then full batches"
-            )
+            run.ended(result.stop_reason, n_iter=start.n_iter + n_iter + result.n_steps)
+            run.reports(summary=f"{m} functions, {n_rounds} rounds of steps, then full batches")
         return self
-
-    def _read_source(
-        self, X: Any, y: Any, sample_weight: Any, run: FitRun
-    ) -> tuple[RowSource, np.ndarray]:
-        """The rows of the model, and their numbers in the given table."""
-        given = self._given(X, y, None, sample_weight)
-        scaling = scaling_of(self, given, Gaussian(), run)
-        source = given.source(scaling, Gaussian(), run.device, torch.float64)
-        return source.here() if len(given) <= MOMENT_ROWS else source, given.numbers
-
-    def _dictionary(
-        self, given: np.ndarray, source: RowSource, kernel: Any, rows: np.ndarray
-    ) -> Dictionary:
-        """Functions at some rows of a table, which are those of these numbers in the given one."""
-        compiled = compile_kernel(kernel, source.X.shape[1])
-        return Dictionary.of(compiled, source, rows, self.max_precision, given)
-
-    def _started(
-        self,
-        plan: RelevancePlan,
-        source: RowSource,
-        run: FitRun,
-        dictionary_of: Callable[[Any, np.ndarray], Dictionary],
-    ) -> tuple[Start, Dictionary]:
-        """The exact start, and the dictionary of the table with its kernel."""
-        n, m = len(source), plan.n_components.value
-        # The dictionary is drawn first, so that it does not depend on the start's rows.
-        chosen = np.sort(run.random_state.permutation(n)[:m]) if m < n else np.arange(n)
-
-        def show(model: Any, now: Start) -> None:
-            functions = dictionary_of(now.kernel, now.index)
-            stepper = RelevanceStepper(functions, source.subset(now.index), run.budget)
-            model._keep(stepper.model())
-
-        start = exact_start_of(plan.start, Gaussian(), source, run, show)
-        return start, dictionary_of(start.kernel, chosen)
 
     def _updated(
         self, dictionary: Dictionary, source: RowSource, run: FitRun

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
 
 import numpy as np
 import torch
@@ -11,17 +13,21 @@ from jaxtyping import Float64, Int64
 from torch import Tensor
 
 from ..._end import End
-from ...core import ShardedSource
+from ...core import FitRun, ShardedSource
 from ...core.data import RowSource
+from ...core.likelihoods import Gaussian
 from ...core.posteriors import FeatureWeights
 from ...core.training import Budget, Stepper
 from ...kernels import TorchKernel
 from ...linalg.solvers import cholesky_with_jitter
 from ._basis import KernelFunctions
+from ._fit import Fit
 from ._moments import Moments, Weights
-from ._noise import noise_of
+from ._noise import NoiseAtRows, noise_of
+from ._plan import RelevancePlan, functions_drawn
 from ._process import ProcessMap
 from ._stepper import QSGPStepper
+from ._steps import make_stepper
 
 # Number of rows in a block of the moments.
 MOMENT_ROWS = 4096
@@ -31,6 +37,8 @@ _WORTH, _MARGIN = 0.5, 1.0
 # Functions are dropped once an update leaves this share of the noise. Noise that still falls hides
 # what small functions are worth (0, 0.5, 0.8 and 0.95 were compared on sincs of 60 to 140 rows).
 _SETTLED = 0.8
+# Largest number of rounds, and of functions in the models that callbacks receive during rounds.
+_ROUNDS, _GLIMPSE = 12, 512
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,12 +54,8 @@ class Dictionary:
         The numbers of these rows.
     points : Tensor of shape (m, d)
         The rows, in the model's units.
-    amplitude : Tensor of shape (m,)
-        k(x_i, x_i).
     precision : ndarray of shape (m,)
         s_i.
-    noise : float
-        Initial noise variance.
     unit : float
         Mean square of the targets.
     largest : float
@@ -64,9 +68,7 @@ class Dictionary:
     source: RowSource
     rows: np.ndarray
     points: Float64[Tensor, "m d"]
-    amplitude: Float64[Tensor, " m"]
     precision: np.ndarray
-    noise: float
     unit: float
     largest: float
     given: np.ndarray
@@ -81,26 +83,27 @@ class Dictionary:
         given: np.ndarray | None = None,
     ) -> Dictionary:
         """Functions at given rows of a table; `max_precision` is in units of `unit`."""
-        unit = _mean_square(source)
-        points, noise = source.take(rows).X, noise_of(kernel, kernel.theta0)
-        amplitude = own_values(kernel, points)
-        ones = np.full(len(rows), 1.0 / unit)
-        largest = max_precision / unit
+        unit, points = _mean_square(source), source.take(rows).X
         given = np.arange(len(source)) if given is None else given
-        return cls(kernel, source, rows, points, amplitude, ones, noise, unit, largest, given)
+        ones = np.full(len(rows), 1.0 / unit)
+        return cls(kernel, source, rows, points, ones, unit, max_precision / unit, given)
+
+    @cached_property
+    def amplitude(self) -> Float64[Tensor, " m"]:
+        """k(x_i, x_i)."""
+        return own_values(self.kernel, self.points)
+
+    @cached_property
+    def noise(self) -> float:
+        """The initial noise variance."""
+        return noise_of(self.kernel, self.kernel.theta0)
 
     def __len__(self) -> int:
         return len(self.rows)
 
     def _kept(self, keep: np.ndarray, precision: np.ndarray) -> Dictionary:
-        at = torch.as_tensor(keep).to(self.points.device)
-        return replace(
-            self,
-            rows=self.rows[keep],
-            points=self.points[at],
-            amplitude=self.amplitude[at],
-            precision=precision[keep],
-        )
+        points = self.points[torch.as_tensor(keep).to(self.points.device)]
+        return replace(self, rows=self.rows[keep], points=points, precision=precision[keep])
 
     def scaled(self, dtype: torch.dtype) -> KernelFunctions:
         """The functions, scaled so that their prior precisions are 1."""
@@ -317,24 +320,13 @@ class RelevanceStepper(Stepper):
         singly: int = 512,
     ):
         self.dictionary, self._singly = dictionary, singly
-        self.moments = dictionary.moments(source, budget)
-        self.noise = max(dictionary.noise, self.moments.floor)
+        self.moments = moments = dictionary.moments(source, budget)
+        self.gram, self.n, self.t = moments.gram, moments.n, moments.target.shape[1]
+        self.noise = max(dictionary.noise, moments.floor)
         self.precision = torch.as_tensor(dictionary.precision).to(self.gram, copy=True)
         self.flops = 2.0 * len(dictionary) ** 3
         self.active: Int64[Tensor, " r"] = torch.arange(len(dictionary), device=self.gram.device)
         self._solve()
-
-    @property
-    def gram(self) -> Tensor:
-        return self.moments.gram
-
-    @property
-    def n(self) -> float:
-        return self.moments.n
-
-    @property
-    def t(self) -> int:
-        return self.moments.target.shape[1]
 
     def _solve(self) -> None:
         """q(w) of the remaining functions, and the log evidence."""
@@ -434,3 +426,35 @@ class RelevanceStepper(Stepper):
     def restore(self, snapshot: tuple) -> None:
         self.active, self.precision, self.noise = snapshot[0], snapshot[1].clone(), snapshot[2]
         self._solve()
+
+
+def reduced(
+    dictionary: Dictionary, plan: RelevancePlan, params: Any, run: FitRun
+) -> tuple[Dictionary, int, int]:
+    """Reduce a dictionary by stochastic steps until full batches can train it.
+
+    It comes with the numbers of rounds and of steps. A round that is stopped counts with the steps
+    taken so far. If it is stopped before its first step, the dictionary does not change.
+    """
+    n_rounds = n_iter = 0
+    if plan.rounds is None:
+        return dictionary, n_rounds, n_iter
+    fit = Fit(dictionary.source, run, plan.rounds)
+    noise = NoiseAtRows(Gaussian(), dictionary.noise, 1 / dictionary.noise)
+    while len(dictionary) > plan.most and n_rounds < _ROUNDS and not run.stopped:
+        before, stepper = dictionary, None
+        rng = np.random.default_rng(run.random_state.randint(2**31 - 1))
+        n_drawn = functions_drawn(params, len(before), "").value
+        with run.stage("support", optional=True):
+            stepper = make_stepper(fit, before.scaled(fit.source.dtype), noise, rng, n_drawn)
+        if stepper is None:
+            break
+        support = before.source.subset(fit.split[0])
+
+        def show(model: Any, score: float, now: Any = (before, stepper, support)) -> None:
+            left = now[0].after(now[1]).most_relevant(_GLIMPSE)
+            model._keep(RelevanceStepper(left, now[2], run.budget).model())
+
+        n_iter += fit.drive(stepper, show).n_steps
+        dictionary, n_rounds = before.after(stepper), n_rounds + 1
+    return dictionary, n_rounds, n_iter

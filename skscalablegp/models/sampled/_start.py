@@ -103,8 +103,8 @@ class Start:
     ----------
     kernel : Kernel
     index : ndarray of shape (s,)
-        The numbers of the rows, ascending.
-    rows : Rows
+        The numbers of the rows, ascending; none if the kernel is that of a past model.
+    rows : Rows or None
     n_iter : int
         Number of steps of the exact fit.
     reason : End
@@ -112,8 +112,8 @@ class Start:
     """
 
     kernel: Kernel
-    index: np.ndarray
-    rows: Rows
+    index: Any = ()
+    rows: Any = None
     n_iter: int = 0
     reason: End = End.CONVERGED
 

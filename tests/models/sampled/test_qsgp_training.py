@@ -26,10 +26,11 @@ from skscalablegp.models.sampled import (
     support_gram,
 )
 from skscalablegp.models.sampled._batch import StepRows
-from skscalablegp.models.sampled._exact import FullBatch, exact_process, newton_steps
+from skscalablegp.models.sampled._exact import BatchRows, FullBatch, exact_process, newton_steps
 from skscalablegp.models.sampled._optimizers import SampledAdam, SparseAdaGrad, SparseSGD
 from skscalablegp.models.sampled._stepper import QSGPStepper
 from skscalablegp.models.sampled._steps import exact_share
+from skscalablegp.workers import Workers
 
 KERNEL = compile_kernel(ConstantKernel(1.5) * RBF([0.8, 1.3]) + WhiteKernel(0.05), 2)
 NOISE = 0.05
@@ -48,6 +49,10 @@ def rows(n=60, seed=0):
 
 def basis(units=20, block=4, seed=3, kernel=KERNEL):
     return SeededFourier(kernel, units, seed, block, torch.float64)
+
+
+def full_batch(noise, phi, Y, mean, factor):
+    return FullBatch(Workers(BatchRows(noise, phi, Y)), noise, len(Y), mean, factor)
 
 
 def dense_phi(source, functions):
@@ -469,9 +474,7 @@ def test_steps_reach_the_optimum_of_full_batches(noise, draws):
     folded = run.folded()
     phi, Y = dense_phi(source, functions), source.take(slice(None)).Y
     eye = torch.eye(16).double()
-    *_, best = newton_steps(
-        FullBatch.here(noise, phi, Y, torch.zeros(16, 1).double(), eye), 200, 1e-10
-    )
+    *_, best = newton_steps(full_batch(noise, phi, Y, torch.zeros(16, 1).double(), eye), 200, 1e-10)
     f, f_best = phi @ folded[:, :, :1].flatten(0, 1), phi @ best.mean
     assert (f - f_best).norm() < 0.02 * f_best.norm()
     std = (phi @ folded[:, :, 1:].flatten(0, 1)).square().sum(1).sqrt()
@@ -494,7 +497,7 @@ def test_linear_posterior_is_bayesian_linear_regression():
     source, functions = rows(), basis()
     phi, Y = dense_phi(source, functions), source.take(slice(None)).Y
     eye = torch.eye(40, dtype=torch.float64)
-    batch = FullBatch.here(GAUSSIAN, phi, Y, torch.zeros(40, 1).double(), eye)
+    batch = full_batch(GAUSSIAN, phi, Y, torch.zeros(40, 1).double(), eye)
     (found,) = newton_steps(batch, 5)
     H = phi.T @ phi / NOISE + eye
     assert_allclose(found.mean, torch.linalg.solve(H, phi.T @ Y / NOISE), rtol=1e-8)
@@ -510,7 +513,7 @@ def test_newton_steps_maximise_the_elbo_of_labels():
     source, functions = rows(), basis(units=5)
     phi, Y = dense_phi(source, functions), (source.take(slice(None)).Y > 0).double()
     eye = torch.eye(10, dtype=torch.float64)
-    batch = FullBatch.here(LOGISTIC, phi, Y, torch.zeros(10, 1).double(), eye)
+    batch = full_batch(LOGISTIC, phi, Y, torch.zeros(10, 1).double(), eye)
     *_, found = newton_steps(batch, 100, tol=1e-10)
 
     def elbo(mean, factor):
