@@ -171,13 +171,13 @@ def figure1(rank, control, repeats=150):
         rows = X[torch.as_tensor(rng.choice(n, b, replace=False))]
         parts = [basis.draw(u // 20, rng) for _ in range(2)]
         draws, at_support = [], []
-        for part, scale in parts:
+        for part in parts:
             w, correction = mu[:, part.index].reshape(-1, 1), 0.0
-            at_support.append(BasisDraw(part.evaluate(theta, X[p]), w, scale))
+            at_support.append(BasisDraw(part.evaluate(theta, X[p]), w, part.scale))
             if control == "regression":
                 A = support.regression(support.cross(rows))
                 correction = A @ (a - at_support[-1].function())
-            draws.append(BasisDraw(part.evaluate(theta, rows), w, scale, correction))
+            draws.append(BasisDraw(part.evaluate(theta, rows), w, part.scale, correction))
         batch = SampledBatch(torch.zeros(b, 1), *draws, square, n, control == "regression")
         both = sampled_gradient(known_noise, batch)
         value = sampled_loss(known_noise, batch)
@@ -192,7 +192,7 @@ def figure1(rank, control, repeats=150):
             ]
         values.append(float(value))
         gradient = torch.zeros(2, m // 2)
-        for (part, _), g in zip(parts, both, strict=True):
+        for part, g in zip(parts, both, strict=True):
             gradient.index_add_(1, part.index, g.reshape(2, -1))
         gradients.append(gradient.flatten())
     spread = torch.stack(gradients).double().var(0).mean()

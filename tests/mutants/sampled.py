@@ -184,7 +184,7 @@ MUTANTS = [
     (
         "hyperparameters forget the diagonal",
         "_of_theta",
-        "parts[2][1]",
+        "parts[2].scale",
         "0",
         THETA,
     ),

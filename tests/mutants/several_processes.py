@@ -10,8 +10,8 @@ MUTANTS = [
     (
         "each rank weighs its rows as if they were the whole batch",
         "batch_sums",
-        "n = task.n * len(own) / task.size",
-        "n = task.n",
+        "n * len(own) / size",
+        "n",
         f"{OWN} -k sampled",
         True,
     ),

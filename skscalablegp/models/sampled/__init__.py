@@ -9,12 +9,12 @@ from ._estimates import (
     sampled_gradient,
     sampled_loss,
 )
-from ._fit import Fit
 from ._noise import NoiseAtRows
 from ._process import ProcessPosterior
 from ._qsgp import QSGPRegressor
 from ._qsrvm import QSRVMRegressor
 from ._relevance import Dictionary
 from ._stepper import Sampler
+from ._steps import Fit
 from ._support import Flattening, SupportRows, support_gram
 from ._weights import SampledWeights

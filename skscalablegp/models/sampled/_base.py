@@ -17,12 +17,11 @@ from ...core.posteriors import Posterior
 from ...kernels import compile_kernel
 from ._basis import Functions
 from ._exact import ExactModel, exact_process, train_by_full_batches
-from ._fit import Fit, Trained
 from ._noise import NoiseAtRows, noise_of
 from ._plan import SampledPlan, TableSize, pivot_limit, plan
 from ._process import pivots
 from ._start import Start, exact_start_of
-from ._steps import train_by_steps
+from ._steps import Fit, Trained, train_by_steps
 
 # Number of rows from which the typical curvature of a likelihood is computed.
 _CURVATURE_ROWS = 1000

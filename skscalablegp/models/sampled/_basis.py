@@ -38,11 +38,14 @@ class BasisPart:
         the function within a unit, then by unit; O(n q u d).
     blocks : ndarray of int
         The numbers of their blocks.
+    scale : float
+        Number of all blocks for each of these, which scales up sums over drawn functions.
     """
 
     index: Tensor
     evaluate: Callable[[Tensor, Tensor], Tensor]
     blocks: np.ndarray
+    scale: float
 
 
 class SampledBasis(ABC):
@@ -76,24 +79,15 @@ class SampledBasis(ABC):
     def n_blocks(self) -> int:
         return -(-self.n_units // self.block_units)
 
-    def units(self, block: int) -> range:
-        """The unit numbers of a block."""
-        start = block * self.block_units
-        return range(start, min(start + self.block_units, self.n_units))
-
     def index(self, blocks: np.ndarray) -> Tensor:
         """The unit numbers of several blocks, in the order of the blocks."""
-        ranges = [np.arange(r.start, r.stop) for r in map(self.units, blocks.tolist())]
-        return torch.as_tensor(np.concatenate(ranges)).to(self.device, non_blocking=True)
+        units = (blocks[:, None] * self.block_units + np.arange(self.block_units)).ravel()
+        return torch.as_tensor(units[units < self.n_units]).to(self.device, non_blocking=True)
 
-    def draw(self, n_blocks: int, rng: np.random.Generator) -> tuple[BasisPart, float]:
-        """Draw blocks without replacement; return them with the factor that scales up their sums.
-
-        O(n_blocks), independent of the number of all blocks.
-        """
+    def draw(self, n_blocks: int, rng: np.random.Generator) -> BasisPart:
+        """Draw blocks without replacement; O(n_blocks), independent of the number of all blocks."""
         n_blocks = min(n_blocks, self.n_blocks)
-        blocks = rng.choice(self.n_blocks, n_blocks, replace=False, shuffle=False)
-        return self.part(blocks), self.n_blocks / n_blocks
+        return self.part(rng.choice(self.n_blocks, n_blocks, replace=False, shuffle=False))
 
     def parts(self, units_at_a_time: int) -> Iterator[BasisPart]:
         """The whole basis, some units at a time, in order."""
@@ -113,9 +107,14 @@ class SampledBasis(ABC):
         for part in self.parts(max(1, most // self.per_unit)):
             yield part.index, part.evaluate(theta, X)
 
-    @abstractmethod
     def part(self, blocks: np.ndarray) -> BasisPart:
         """The units of some blocks."""
+        index = self.index(blocks)
+        return BasisPart(index, self._evaluator(blocks, index), blocks, self.n_blocks / len(blocks))
+
+    @abstractmethod
+    def _evaluator(self, blocks: np.ndarray, index: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
+        """What evaluates the units of some blocks."""
 
     @abstractmethod
     def module(self, theta: Float[Tensor, " p"]) -> nn.Module:
@@ -171,15 +170,13 @@ class SeededFourier(SampledBasis):
     def per_unit(self) -> int:
         return _per_unit(self.kernel)
 
-    def part(self, blocks: np.ndarray) -> BasisPart:
-        index, features = self.index(blocks), self._features(blocks)
-        return BasisPart(index, features.evaluate, blocks)
+    def _evaluator(self, blocks: np.ndarray, index: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
+        return self._features(blocks, len(index)).evaluate
 
     def module(self, theta: Float[Tensor, " p"]) -> nn.Module:
-        return self._features(np.arange(self.n_blocks)).module(theta)
+        return self._features(np.arange(self.n_blocks), self.n_units).module(theta)
 
-    def _features(self, blocks: np.ndarray) -> PriorFeatures:
-        n_pairs = sum(len(self.units(b)) for b in blocks.tolist())
+    def _features(self, blocks: np.ndarray, n_pairs: int) -> PriorFeatures:
         joined = _mapped(torch.cat, tuple(self._block(int(b)).blocks for b in blocks))
         scaled = tuple(
             replace(block, n_pairs=self.n_units, n_features=2 * n_pairs) for block in joined
@@ -195,7 +192,8 @@ class SeededFourier(SampledBasis):
         d, seed = self.kernel.n_features, _mixed(self.seed, block)
         drawn = self._kept.get(block)
         if drawn is None:
-            generator, size = torch.Generator().manual_seed(seed), len(self.units(block))
+            generator = torch.Generator().manual_seed(seed)
+            size = min(self.block_units, self.n_units - block * self.block_units)
             on = {"dtype": self.dtype, "device": self.device}
             drawn = sample_prior_features(self.kernel, d, size, generator, **on)
             if self.n_units * d * len(self.kernel.node.products()) <= _KEPT_NUMBERS:
@@ -232,18 +230,14 @@ class KernelFunctions(SampledBasis):
     def device(self) -> torch.device:
         return self.points.device
 
-    def index(self, blocks: np.ndarray) -> Tensor:
-        return torch.as_tensor(blocks).to(self.device, non_blocking=True)
-
-    def part(self, blocks: np.ndarray) -> BasisPart:
-        index = self.index(blocks)
+    def _evaluator(self, blocks: np.ndarray, index: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
         points, scale = self.points[index], None if self.scale is None else self.scale[index]
 
         def evaluate(theta: Tensor, X: Tensor) -> Tensor:
             phi = self.kernel.cross(theta, X, points)
             return phi if scale is None else phi * scale.to(phi)
 
-        return BasisPart(index, evaluate, blocks)
+        return evaluate
 
     def module(self, theta: Float[Tensor, " p"]) -> nn.Module:
         return _ScaledFunctions(KernelFeatures(self.kernel, theta, self.points), self.scale)

@@ -67,12 +67,12 @@ class DualStepper(SampledStepper):
         theta, support = self.support.theta, self.support
         if self.sampler.n_blocks >= self.basis.n_units:
             return sum(phi @ self._own(i) for i, phi in self.basis.evaluations(theta, X))
-        part, scale = self.sampler.functions()
+        part = self.sampler.functions()
         own = self._own(part.index)
-        f = scale * (part.evaluate(theta, X) @ own)
+        f = part.scale * (part.evaluate(theta, X) @ own)
         if self.control_variate == "regression":
             a = self.weights.a[: len(support)].to(cross)
-            drawn = scale * (part.evaluate(theta, support.X) @ own)
+            drawn = part.scale * (part.evaluate(theta, support.X) @ own)
             f = f + support.regression(cross) @ (a - drawn)
         return f
 

@@ -21,10 +21,10 @@ from ...linalg.gradients import Rows
 from ...linalg.solvers import cholesky_with_jitter
 from ...workers import Workers
 from ._basis import Functions
-from ._fit import Fit, Trained
 from ._noise import NoiseAtRows, noise_of
 from ._process import full_map
 from ._stepper import OBJECTIVE
+from ._steps import Fit, Trained
 
 # Largest number of multiplications between two checks of the time.
 _WORK = 2e9

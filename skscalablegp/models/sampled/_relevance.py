@@ -21,13 +21,12 @@ from ...core.training import Budget, Stepper
 from ...kernels import TorchKernel
 from ...linalg.solvers import cholesky_with_jitter
 from ._basis import KernelFunctions
-from ._fit import Fit
 from ._moments import Moments, Weights
 from ._noise import NoiseAtRows, noise_of
 from ._plan import RelevancePlan, functions_drawn
 from ._process import ProcessMap
 from ._stepper import QSGPStepper
-from ._steps import make_stepper
+from ._steps import Fit, make_stepper
 
 # Number of rows in a block of the moments.
 MOMENT_ROWS = 4096

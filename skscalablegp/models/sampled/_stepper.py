@@ -15,8 +15,7 @@ from ...core.data import RowSource
 from ...core.likelihoods import LikelihoodTerms
 from ...core.training import Stepper
 from ._basis import BasisPart, SampledBasis
-from ._batch import BatchTask, StepRows, batch_sums
-from ._estimates import BasisDraw, optimal_diagonal, pull_of_squares
+from ._estimates import BasisDraw, StepRows, batch_sums, optimal_diagonal, pull_of_squares
 from ._noise import NoiseAtRows, noise_of
 from ._optimizers import SampledAdam, SparseSGD
 from ._support import Flattening, SupportRows, by_unit
@@ -72,8 +71,8 @@ class Sampler:
             rows += np.searchsorted(before, rows, side="right")
         return rows
 
-    def functions(self) -> tuple[BasisPart, float]:
-        """Some functions, with the factor that scales up their sums."""
+    def functions(self) -> BasisPart:
+        """Some functions."""
         return self.basis.draw(self.n_blocks, self.rng)
 
 
@@ -245,23 +244,22 @@ class QSGPStepper(SampledStepper):
 
     def _step(self, rows: np.ndarray) -> None:
         left, right = self._draw(), self._draw()
-        draws = [(draw.part.blocks, draw.data.scale) for draw in (left, right)]
+        drawn = [left.part.blocks, right.part.blocks]
         moves = self.hyperparameters is not None and self.hyperparameters.due(self._steps)
         diagonals: list[Tensor] = []
         if not self.noise.gaussian:
             diagonals = [self.diagonal(draw.part.index) for draw in (left, right)]
         if moves:
-            part, scale = self.sampler.functions()
-            draws.append((part.blocks, scale))
+            part = self.sampler.functions()
+            drawn.append(part.blocks)
             diagonals.append(self.diagonal(part.index))
-        regression = self.control_variate == "regression"
-        task = BatchTask(self.noise, draws, self.n, len(rows), regression)
+        task = self.noise, drawn, self.n, len(rows), self.control_variate == "regression"
         a = self.weights.a[: len(self.support)].to(left.data.phi)
         known = left.data.function(), right.data.function()
         tensors = [self._theta, left.data.weights, right.data.weights, *known, a, *diagonals]
         if self._steps >= self.exact_from:
             tensors += [self._folded(self.weights), self.diagonal()]
-        *gradients, of_theta = self._work.sum(batch_sums, task, rows=rows, tensors=tensors)
+        *gradients, of_theta = self._work.sum(batch_sums, *task, rows=rows, tensors=tensors)
         pulls: tuple[Tensor | float, ...] = (0.0, 0.0)
         if self.control_variate == "squares" and self.noise.gaussian:
             weight = self.noise.curvature / len(self.support)
@@ -282,10 +280,10 @@ class QSGPStepper(SampledStepper):
                 self.noise = replace(self.noise, variance=noise_of(kernel, self._theta))
 
     def _draw(self) -> Drawn:
-        part, scale = self.sampler.functions()
+        part = self.sampler.functions()
         everywhere = part.evaluate(self.support.theta, self._rows)
         at_support = everywhere[: len(self.support)]
-        draw = BasisDraw(at_support, self._weights(part, at_support), scale)
+        draw = BasisDraw(at_support, self._weights(part, at_support), part.scale)
         return Drawn(part, draw, everywhere)
 
     def _weights(self, part: BasisPart, at_support: Float[Tensor, "s qu"]) -> Float[Tensor, "qu k"]:

@@ -25,7 +25,7 @@ from skscalablegp.models.sampled import (
     sampled_loss,
     support_gram,
 )
-from skscalablegp.models.sampled._batch import StepRows
+from skscalablegp.models.sampled._estimates import StepRows
 from skscalablegp.models.sampled._exact import BatchRows, FullBatch, exact_process, newton_steps
 from skscalablegp.models.sampled._optimizers import SampledAdam, SparseAdaGrad, SparseSGD
 from skscalablegp.models.sampled._stepper import QSGPStepper
@@ -88,12 +88,12 @@ def test_many_features_approach_the_kernel():
 
 def test_draws_are_uniform_and_independent_of_how_many_there_are():
     functions, rng = basis(units=4_000_000, block=256), np.random.default_rng(0)
-    part, scale = functions.draw(3, rng)
-    assert len(part.index) == 768 and scale == functions.n_blocks / 3
+    part = functions.draw(3, rng)
+    assert len(part.index) == 768 and part.scale == functions.n_blocks / 3
     small = basis(units=10, block=2)
     counts = np.zeros(10)
     for _ in range(3000):
-        counts[small.draw(2, rng)[0].index] += 1
+        counts[small.draw(2, rng).index] += 1
     assert_allclose(counts / 3000, 0.4, atol=0.04)
 
 
