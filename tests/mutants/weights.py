@@ -44,9 +44,9 @@ MUTANTS = [
     ),
     (
         "steps take counts of the table for weights of a batch",
-        "SparseStepper._batch_sums",
-        "replace(rows, weight=weights.to(rows.noise))",
-        "replace(rows, weight=rows.weight * (len(self.rows) / len(batch)))",
+        "SparseRows.sums",
+        "replace(rows, weight=weights.to(rows.noise).expand(len(rows)))",
+        "replace(rows, weight=rows.weight * (n / len(index)))",
         f"{BEFORE} -k steps_of",
         True,
     ),
@@ -85,11 +85,11 @@ MUTANTS = [
     (
         "probabilities are calibrated on random merged rows",
         "SVGPClassifier._losses_of_powers",
-        "chosen, drawn = rows.drawn(_POWER_ROWS, generator)",
+        "chosen, drawn = drawn_rows(source, _POWER_ROWS, generator)",
         (
-            "chosen = torch.randperm(len(rows), "
+            "chosen = torch.randperm(len(source), "
             "generator=generator)[:_POWER_ROWS].sort().values.numpy(); "
-            "drawn = rows.weight.cpu().double()[chosen]"
+            "drawn = source.weight[chosen]"
         ),
         f"{BEFORE} -k probabilities",
         True,
@@ -97,8 +97,8 @@ MUTANTS = [
     (
         "exact starts from random merged rows",
         "SparseMixin._start",
-        "rows = training.rows.start_part(size, run)",
-        "rows = training.rows.take(random_rows(n, size, run.generator))",
+        "rows = self._start_rows(training.source, size, run)",
+        "rows = training.source.take(random_rows(n, size, run.generator))",
         f"{BEFORE} -k learn_from",
         True,
     ),

@@ -135,6 +135,16 @@ class RowSource(Columns):
         """``make(source, *args, *tensors)``, which answers for the rows."""
         return Workers(make(self, *args, *tensors))
 
+    @property
+    def work(self) -> Workers:
+        """Who computes of the rows: this process, or ranks with a `RowSource` each."""
+        return Workers(self)
+
+    def counted(self, index: np.ndarray, weight: np.ndarray) -> Rows:
+        """Some rows, each of which counts as often as its weight says."""
+        some = self.take(index)
+        return replace(some, weight=torch.as_tensor(weight).to(some.weight))
+
     def subset(self, index: np.ndarray) -> RowSource:
         """Some of the rows, in the same units."""
         names = ("X", "Y", "noise", "weight")
@@ -168,8 +178,8 @@ class RowSource(Columns):
         return self.noise_range()[1] > 0
 
     def blocks(self, size: int = BLOCK_ROWS) -> Iterator[Rows]:
-        """All rows in order, `size` at a time."""
-        for start in range(0, len(self), size):
+        """All rows in order, `size` at a time; of no rows one block, which is empty."""
+        for start in range(0, max(len(self), 1), size):
             yield self.take(slice(start, start + size))
 
     def batches(self, size: int, generator: Generator) -> Iterator[tuple[Tensor, Tensor]]:

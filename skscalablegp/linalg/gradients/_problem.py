@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
@@ -87,6 +87,10 @@ class GPProblem:
         up those for its part, which is a problem, too; `work` is then a function of a module.
         """
         return work(self, *args, *tensors)
+
+    def blocks(self, size: int) -> Iterator[Rows]:
+        """As `Rows.blocks`."""
+        return self.rows.blocks(size)
 
     def each(self, work: Callable[..., Any], *args: Any) -> list[Any]:
         """The answers ``work(part, *args)`` for each part of the rows, in their order."""

@@ -2,7 +2,7 @@
 
 from ._bound import KernelValues, NaturalBelief, WhitenedBelief, Whitening, variational_bound
 from ._classifier import SVGPClassifier
-from ._collapsed import collapsed_bound, problem_blocks
+from ._collapsed import collapsed_bound
 from ._posterior import InducingPosterior
 from ._sgpr import SGPRRegressor
 from ._stepper import SparseModel

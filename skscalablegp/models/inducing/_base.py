@@ -21,6 +21,7 @@ from ...core import (
     Choice,
     FitRun,
     StageSettings,
+    StartRows,
     affordable_size,
     asked_once,
     below_the_noise_bound,
@@ -50,15 +51,14 @@ from ...features import (
     network_to_numpy,
 )
 from ...kernels import TorchKernel, compile_kernel, default_kernel
-from ...linalg.gradients import Rows
+from ...linalg.gradients import GPProblem, Rows
 from ._bound import WhitenedBelief
 from ._plan import MOST_POINTS, SparsePlan, plan_batches
 from ._posterior import InducingPosterior
-from ._stepper import SparseFit, SparseModel, SparseRows
+from ._stepper import SparseFit, SparseModel, SparseTraining, drawn_rows
 from ._training import (
     START_ROWS,
     START_STEPS,
-    SparseTraining,
     absorb,
     begin,
     finished,
@@ -130,25 +130,24 @@ class SparseMixin:
         plan = plan_batches(self, model, n, d, self._most_points(n_outputs))
         run.follow(plan)
         source = replace(source, scaling=inputs, dtype=plan.precision).resident()
-        rows = SparseRows(source)
-        self._check_rows(model, rows)
+        self._check_rows(model, source)
         weights = [] if network is None else network.initial(run.generator, plan.precision)
         weights = [w.to(machine.device) for w in weights]
         plan = self._scaled_points(plan, inputs)
         if not plan.whole:
-            plan = self._within_time(model, rows, plan, weights, run)
+            plan = self._within_time(model, source, plan, weights, run)
         replaced = f"{exact_summary(n)}: " if plan.whole else ""
         run.reports(
             summary=f"{replaced}{plan.n_inducing.value} inducing points, batches of "
             f"{plan.settings.batch_size}, in {plan.dtype.value} on "
             f"{machine.device if plan.whole else run.device}"
         )
-        return SparseTraining(model, rows, plan, weights, unit, constant)
+        return SparseTraining(model, source, plan, weights, unit, constant)
 
     def _within_time(
         self,
         model: SparseModel,
-        rows: SparseRows,
+        source: RowSource,
         plan: SparsePlan,
         weights: list[torch.Tensor],
         run: FitRun,
@@ -157,13 +156,13 @@ class SparseMixin:
         points, given = int(plan.n_inducing.value), plan.settings.inducing
 
         def evaluate(m: int, some: int) -> None:
-            Z = rows.take(slice(0, m)).X
+            Z = source.take(slice(0, m)).X
             settings = replace(plan.settings, n_inducing=m, inducing=Z, batch_size=some)
             copies = [w.clone() for w in weights]
-            timed = SparseTraining(model, rows, replace(plan, settings=settings), copies, 1.0)
+            timed = SparseTraining(model, source, replace(plan, settings=settings), copies, 1.0)
             begin(timed, model.kernel.theta0, torch.Generator()).step()
 
-        m = affordable_size("n_inducing", points, len(rows), evaluate, run)
+        m = affordable_size("n_inducing", points, len(source), evaluate, run)
         if m == points:
             return plan
         if not isinstance(given, str):
@@ -215,7 +214,7 @@ class SparseMixin:
         kernel = default_kernel(width, spread, unit)
         return kernel if likelihood.additive else kernel.k1
 
-    def _check_rows(self, model: SparseModel, rows: SparseRows) -> None:
+    def _check_rows(self, model: SparseModel, source: RowSource) -> None:
         """Refuse rows that this likelihood cannot take."""
 
     # ------------------------------------------------------------------ training
@@ -234,7 +233,7 @@ class SparseMixin:
         n_steps = 0
         if not (training.plan.whole or run.stopped or stepper.settled):
             n_steps, reason = train_batches(stepper, run)
-            known = training.rows.noise_range()[1] >= KNOWN_NOISE
+            known = training.source.noise_range()[1] >= KNOWN_NOISE
             # The density of held-out rows does not contain a user's priors.
             free = noise and stepper.belief.closed and not training.model.kernel.log_prior
             if free and not (known or run.stopped):
@@ -250,7 +249,7 @@ class SparseMixin:
         self._keep(training, fit)
         rate = "variational_learning_rate" if self.optimizer is None else "learning_rate"
         run.ended(reason, n_iter=n_start + n_steps, planned=training.plan.enough, rate=rate)
-        epochs = n_steps * training.plan.settings.batch_size / len(training.rows)
+        epochs = n_steps * training.plan.settings.batch_size / len(training.source)
         run.reports(jitter=fit.jitter, epochs=epochs)
         return fit
 
@@ -262,11 +261,11 @@ class SparseMixin:
         Also returns the training with the kernel whose bounds hold there, the number of
         evaluations, and the reason for their end.
         """
-        model, n = training.model, len(training.rows)
+        model, n = training.model, len(training.source)
         kernel, steps = model.kernel, training.plan.settings.max_iter
         run.preview = self._preview(training, torch.as_tensor, run)
-        rows = training.rows.take(random_rows(n, n, run.generator))
-        problem = training.rows.problem(kernel, rows)
+        rows = training.source.take(random_rows(n, n, run.generator))
+        problem = GPProblem(kernel, rows)
         settings = StageSettings(QuasiNewton(), MOST_STEPS if self.max_iter == "auto" else steps)
         first, most = start_rows(n, kernel.n_features), settings.max_iter
         result = exact_start(problem, run, max_iter=most, subset_size=first, precise=True)
@@ -290,17 +289,17 @@ class SparseMixin:
 
     def _start(self, training: SparseTraining, run: FitRun) -> tuple[torch.Tensor, int, End]:
         """The starting theta, the number of evaluations and the reason for their end."""
-        model, n = training.model, len(training.rows)
+        model, n = training.model, len(training.source)
         kernel = model.kernel
         deep = model.network is not None or n < self._fewest_start
         if self.optimizer is None or kernel.n_params == 0 or deep:
             return kernel.theta0, 0, End.CONVERGED
         size = rows_for(kernel.n_features, START_ROWS)
-        rows = training.rows.start_part(size, run)
+        rows = self._start_rows(training.source, size, run)
         if self.kernel is not None:
             if not (model.likelihood.conjugate and model.likelihood.additive):
                 return kernel.theta0, 0, End.CONVERGED
-            some = training.rows.problem(kernel, rows)
+            some = _exact(training, kernel, rows)
             start = compared_start(some, StageSettings(self.optimizer, self.max_iter), run)
             return torch.as_tensor(start.theta), 0, End.CONVERGED
         steps = min(training.plan.settings.max_iter, START_STEPS)
@@ -316,10 +315,21 @@ class SparseMixin:
         if best.origin:
             run.reports(start=best.origin)
         if model.likelihood.conjugate and model.likelihood.additive:
-            check = training.rows.random_part(3 * FEW_ROWS, unmoved(run.generator))
-            check = training.rows.problem(kernel, check).to(torch.float64)
-            warn_if_rough(check, best.result.theta, n, run)
+            drawn = drawn_rows(training.source, 3 * FEW_ROWS, unmoved(run.generator))
+            check = _exact(training, kernel, training.source.counted(*drawn))
+            warn_if_rough(check.to(torch.float64), best.result.theta, n, run)
         return best.theta, n_iter, best.result.stop_reason
+
+    def _start_rows(self, source: RowSource, size: int, run: FitRun) -> Rows:
+        """Random rows, with neighbours among them where random ones hold none."""
+
+        def read(index: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+            some = source.take(torch.as_tensor(index))
+            return some.X.double().cpu().numpy(), some.Y.double().cpu().numpy()
+
+        rows = StartRows(len(source), source.X.shape[1], read)
+        run.fast = rows.fast
+        return source.counted(*rows.counted(*drawn_rows(source, size, run.generator)))
 
     def _regressed(
         self,
@@ -332,7 +342,7 @@ class SparseMixin:
         """An exact regression on some rows."""
         kernel, rows, to_theta = start
         run.preview = self._preview(training, to_theta, run)
-        problem = training.rows.problem(kernel, rows).to(torch.float64)
+        problem = _exact(training, kernel, rows).to(torch.float64)
         chosen = chosen_start(problem, run, steps, ask)
         problem = replace(problem, tied=chosen.tied)
         result = exact_start(problem, run, max_iter=steps, theta=chosen.theta)
@@ -358,7 +368,7 @@ class SparseMixin:
 
     def _keep(self, training: SparseTraining, fit: SparseFit) -> None:
         """Set the fitted attributes."""
-        model, scaling = training.model, training.rows.scaling
+        model, scaling = training.model, training.source.scaling
         self._keep_scaling(scaling)
         self.kernel_ = model.kernel.to_sklearn(fit.theta.cpu())
         self.likelihood_ = model.likelihood
@@ -435,10 +445,10 @@ class SparseMixin:
 
     def _absorb(
         self, source: RowSource, n_outputs: int, run: FitRun
-    ) -> tuple[SparseModel, SparseRows, SparseFit]:
+    ) -> tuple[SparseModel, SparseFit]:
         """Update the belief with further rows; keeps hyperparameters and inducing points.
 
-        Returns the model, the rows and the updated fit.
+        Returns the model and the updated fit.
         """
         seen, X = self.n_samples_seen_, source.X
         passes = resolve(
@@ -452,13 +462,17 @@ class SparseMixin:
             f"{m} inducing points with {s} covariances of {m} x {m}",
             "fit with fewer inducing points",
         )
-        rows = SparseRows(source)
-        self._check_rows(model, rows)
+        self._check_rows(model, source)
         run.begin(X, source.Y, seen, n_rows=source.n_rows)
         generator = torch.Generator().manual_seed(seen)
-        belief, n_iter, reason = absorb(model, rows, fit, run, generator, int(passes.value))
+        belief, n_iter, reason = absorb(model, source, fit, run, generator, int(passes.value))
         self._set_belief(belief)
         run.chose("max_iter", *passes)
         run.ended(reason, n_iter=n_iter, planned=passes.value >= _PASSES)
         run.reports(epochs=float(n_iter), summary=f"{len(X)} rows beside {seen} earlier ones")
-        return model, rows, replace(fit, belief=belief)
+        return model, replace(fit, belief=belief)
+
+
+def _exact(training: SparseTraining, kernel: TorchKernel, some: Rows) -> GPProblem:
+    """The exact regression on some rows."""
+    return GPProblem(kernel, some, prior_weight=some.n_rows / training.source.n_rows)

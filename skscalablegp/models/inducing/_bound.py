@@ -17,7 +17,7 @@ from torch import Generator, Tensor
 
 from ...core.likelihoods import Likelihood
 from ...kernels import TorchKernel
-from ...linalg.operators import ONE
+from ...linalg.gradients import Rows
 from ...linalg.solvers import cholesky_with_jitter
 
 # Jitter on the diagonal of k(Z, Z), relative to the mean prior variance, for the precision in which
@@ -256,12 +256,12 @@ def backward_sum(value: Tensor, grad: Tensor) -> Float[Tensor, ""]:
 
 @dataclass(frozen=True, eq=False)
 class BoundEvaluation:
-    """The bound on some rows, scaled to all of them.
+    """The bound on some rows.
 
     Attributes
     ----------
-    value : float
-        Expected log likelihood minus the divergence.
+    value, expected : float
+        The expected log likelihood, minus the divergence and without it.
     rows : RowStatistics or None
         The statistics for the next belief.
     grad : KernelValues or None
@@ -269,22 +269,21 @@ class BoundEvaluation:
     """
 
     value: float
-    rows: RowStatistics | None
-    grad: KernelValues | None
+    expected: float
+    rows: RowStatistics | None = None
+    grad: KernelValues | None = None
 
 
 @torch.no_grad()
-def variational_bound(  # noqa: PLR0913 (the terms of one equation)
+def variational_bound(
     likelihood: Likelihood,
     belief: WhitenedBelief,
     K: KernelValues,
-    Y: Float[Tensor, "b t"],
-    weight: float = 1.0,
+    rows: Rows,
     generator: Generator | None = None,
     eval_gradient: bool = True,
     white: Whitening | None = None,
     value_only: bool = False,
-    counts: Float[Tensor, "*#b"] = ONE,
 ) -> BoundEvaluation:
     """The bound on one batch, and its gradients in the values of the kernel.
 
@@ -294,9 +293,8 @@ def variational_bound(  # noqa: PLR0913 (the terms of one equation)
     belief : WhitenedBelief
     K : KernelValues
         At the inducing points and the batch.
-    Y : Tensor of shape (b, t)
-    weight : float, default=1.0
-        n / b, which scales a batch to all rows.
+    rows : Rows
+        Of their targets, each counts as often as its weight says; the noise is that of `K`.
     generator : Generator, optional
         For likelihoods that use random draws.
     eval_gradient : bool, default=True
@@ -305,8 +303,6 @@ def variational_bound(  # noqa: PLR0913 (the terms of one equation)
         That of ``K.inducing``, if it has been computed already.
     value_only : bool, default=False
         Whether to leave out the statistics of the rows, a third of the work, and the gradients.
-    counts : Tensor of shape (b,) or (), default=1
-        The weight of each row.
 
     Notes
     -----
@@ -324,13 +320,12 @@ def variational_bound(  # noqa: PLR0913 (the terms of one equation)
     variance = K.diag[:, None] + (K.cross * T).sum(1).T
     variance = variance.clamp_min(torch.finfo(A.dtype).eps * float(K.diag.max()))
     centre = mean + belief.constant.to(mean, non_blocking=True)
-    terms = likelihood.expected(Y, centre, variance, K.noise, generator)
-    own = counts.to(terms.value)
+    terms = likelihood.expected(rows.Y, centre, variance, K.noise, generator)
+    own = rows.weight.to(terms.value)
     total = float((own * terms.value).to(S.device).sum(dtype=S.dtype))
-    value = weight * total - belief.divergence()
+    value = total - belief.divergence()
     if value_only:
-        return BoundEvaluation(value, None, None)
-    own = weight * own
+        return BoundEvaluation(value, total)
     each = own.to(mean)[..., None]
     g_mean, g_var = each * terms.d_mean, each * terms.d_variance
     # Latent functions that share a covariance contribute equally to its derivative. Where log p is
@@ -341,9 +336,9 @@ def variational_bound(  # noqa: PLR0913 (the terms of one equation)
     P = summed(torch.stack([(A * w_s) @ A.T for w_s in w.T]))
     d_mean = summed(A @ g_mean)
     slope, curvature = summed(g_mean.sum(0)), summed(w.sum(0)).expand(mean.shape[1])
-    rows = RowStatistics(P, summed(A @ (g_mean + w * mean)), d_mean, slope, curvature)
+    found = RowStatistics(P, summed(A @ (g_mean + w * mean)), d_mean, slope, curvature)
     if not eval_gradient:
-        return BoundEvaluation(value, rows, None)
+        return BoundEvaluation(value, total, found)
     left_out = g_var.clamp_min(0)
     weighted = -shared * P
     if bool((left_out > 0).any()):
@@ -353,7 +348,7 @@ def variational_bound(  # noqa: PLR0913 (the terms of one equation)
         cross.addcmul_(T_s, g_s, value=2)
     inducing = inducing_gradient(white, belief.mean @ d_mean.T + (excess @ weighted).sum(0))
     grad = KernelValues(inducing, cross, g_var.sum(1), own * terms.d_noise)
-    return BoundEvaluation(value, rows, grad)
+    return BoundEvaluation(value, total, found, grad)
 
 
 def inducing_gradient(white: Whitening, D: Float64[Tensor, "m m"]) -> Float64[Tensor, "m m"]:

@@ -18,6 +18,7 @@ from torch import nn
 
 from ..._compat import fit_context, sobol
 from ...core import FitRun, GPClassifierBase, label_prior
+from ...core.data import RowSource
 from ...core.likelihoods import (
     Bernoulli,
     Likelihood,
@@ -33,7 +34,7 @@ from ...kernels import compile_kernel, default_kernel
 from ...linalg.gradients import Rows
 from ._base import SparseMixin, Start
 from ._plan import MOST_POINTS
-from ._stepper import SparseFit, SparseModel, SparseRows
+from ._stepper import SparseFit, SparseModel, drawn_rows
 from ._training import left_out
 
 # Draws of the latent functions in a prediction; a power of two, for the Sobol sequence.
@@ -317,14 +318,14 @@ class SVGPClassifier(SparseMixin, GPClassifierBase):
             given, there = self._given(X, y, sample_weight, reset=False), run.machine.device
             source = given.source(self._scaling, self.likelihood_, there, torch.float64)
             c, n_old = len(self.classes_), self.n_samples_seen_
-            model, rows, fit = self._absorb(source, c, run)
+            model, fit = self._absorb(source, c, run)
             self.class_prior_ = class_shares(
                 given.Y[:, 0], c, given.weight, (self.class_prior_, n_old)
             )
             if self.calibrate and not run.stopped:
                 with run.stage("calibration", optional=True):
                     # The hyperparameters were trained with the first rows only.
-                    losses = self._losses_of_powers(model, rows, fit, n_theta=0)
+                    losses = self._losses_of_powers(model, source, fit, n_theta=0)
                     self._power_losses = self._power_losses + losses
                     self.probability_power_ = best_power(self._power_losses)
         return self
@@ -343,7 +344,7 @@ class SVGPClassifier(SparseMixin, GPClassifierBase):
             if self.calibrate and not run.stopped:
                 with run.stage("calibration", optional=True):
                     n_theta = 0 if self.optimizer is None else len(fit.theta)
-                    parts = training.model, training.rows, fit, n_theta
+                    parts = training.model, training.source, fit, n_theta
                     self._power_losses = self._losses_of_powers(*parts)
                     self.probability_power_ = best_power(self._power_losses)
         return self
@@ -354,22 +355,22 @@ class SVGPClassifier(SparseMixin, GPClassifierBase):
         return int(np.clip(_POINT_CLASSES // n_outputs, _LEAST_POINTS, MOST_POINTS // 2))
 
     def _losses_of_powers(
-        self, model: SparseModel, rows: SparseRows, fit: SparseFit, n_theta: int
+        self, model: SparseModel, source: RowSource, fit: SparseFit, n_theta: int
     ) -> np.ndarray:
         """Leave-one-out log losses with the powers of the probabilities that are compared.
 
         These rows have trained `n_theta` hyperparameters.
         """
         generator = torch.Generator().manual_seed(0)
-        chosen, drawn = rows.drawn(_POWER_ROWS, generator)
-        some = SparseRows(rows.source.subset(chosen))
+        chosen, drawn = drawn_rows(source, _POWER_ROWS, generator)
+        some = source.subset(chosen)
         mean, variance = left_out(model, some, fit, generator)
         mean, variance = mean.cpu(), variance.cpu()
         codes = some.take(slice(None)).Y.long().cpu()
         draws = None if self.draws_ is None else torch.tensor(self.draws_)
         p = self.likelihood_.probabilities(mean, variance, model.n_outputs, draws)
         # Hyperparameters were trained with all rows, of which these are a part.
-        n_trained = n_theta * len(chosen) / len(rows.source)
+        n_trained = n_theta * len(chosen) / len(source)
         shares = torch.tensor(self.class_prior_)
         return losses_of_powers(p, codes[:, 0], shares, torch.as_tensor(drawn), n_trained)
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,70 +16,16 @@ from ...core.likelihoods import Gaussian
 from ...core.posteriors import without_own
 from ...kernels import TorchKernel
 from ...linalg.blocks import look_up
-from ...linalg.gradients import GPProblem, GradientEstimate, GradientEstimator, Rows
-from ._bound import (
-    KernelValues,
-    NaturalBelief,
-    WhitenedBelief,
-    Whitening,
-    backward_sum,
-    inducing_gradient,
-)
+from ...linalg.gradients import GradientEstimate, GradientEstimator, Rows
+from ._bound import KernelValues, NaturalBelief, Whitening, backward_sum, inducing_gradient
 
 # Rows whose k(Z, X) is held in memory at a time.
 BLOCK_ROWS = 2048
 # Factors of the ratio of noise and prior variance among which held-out rows choose.
 _RATIOS = tuple(10 ** (k / 8) for k in range(-16, 25))
 
-# A function that returns blocks of rows.
-Blocks = Callable[[], Iterator[Rows]]
-
-
-@runtime_checkable
-class SummedBlocks(Protocol):
-    """Rows in blocks, of which sums are needed; each rank may have some of them."""
-
-    def total(
-        self, work: Callable[..., tuple[Tensor, ...]], *args: Any, tensors: Sequence[Tensor] = ()
-    ) -> tuple[Tensor, ...]:
-        """The sums over all rows of ``work(blocks, *args, *tensors)`` for the blocks of a part."""
-
-
-@dataclass(frozen=True, eq=False)
-class BlocksHere:
-    """Blocks of this process."""
-
-    blocks: Blocks
-
-    def total(
-        self, work: Callable[..., tuple[Tensor, ...]], *args: Any, tensors: Sequence[Tensor] = ()
-    ) -> tuple[Tensor, ...]:
-        return work(self.blocks, *args, *tensors)
-
-
-@dataclass(frozen=True, eq=False)
-class ProblemBlocks:
-    """The rows of a problem, `size` at a time, in this process or at several ranks.
-
-    Called, it gives the blocks of this process.
-    """
-
-    problem: GPProblem
-    size: int
-
-    def __call__(self) -> Iterator[Rows]:
-        return self.problem.rows.blocks(self.size)
-
-    def total(
-        self, work: Callable[..., tuple[Tensor, ...]], *args: Any, tensors: Sequence[Tensor] = ()
-    ) -> tuple[Tensor, ...]:
-        return self.problem.total(_on_blocks, self.size, work, *args, tensors=tensors)
-
-
-def _on_blocks(
-    problem: GPProblem, size: int, work: Callable[..., tuple[Tensor, ...]], *args: Any
-) -> tuple[Tensor, ...]:
-    return work(ProblemBlocks(problem, size), *args)
+# ``Workers.sum`` of objects with ``blocks(size)``, which gives the rows as `Rows`.
+RowSums = Callable[..., tuple[Tensor, ...]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,17 +53,13 @@ class CollapsedBound:
     grad_inducing: Tensor | None = None
 
 
-def problem_blocks(problem: GPProblem, size: int = BLOCK_ROWS) -> ProblemBlocks:
-    """The rows of a problem, a block at a time."""
-    return ProblemBlocks(problem, size)
-
-
 def collapsed_bound(
     kernel: TorchKernel,
     theta: Float[Tensor, " p"],
     Z: Float[Tensor, "m d"],
-    rows: SummedBlocks,
+    sums: RowSums,
     eval_gradient: bool = False,
+    block_rows: int = BLOCK_ROWS,
 ) -> CollapsedBound:
     """Titsias's bound and, if asked for, its gradient in theta and Z.
 
@@ -133,11 +75,13 @@ def collapsed_bound(
         Log hyperparameters.
     Z : Tensor of shape (m, d)
         Inducing points.
-    rows : SummedBlocks
-        The rows, which are read once, or twice with a gradient. If ranks have rows of their own,
-        about 2 m^2 numbers travel to each of them and m^2 back, and with a gradient 2 m^2 more to
-        each.
+    sums : callable
+        Sums over the rows, which are read once, or twice with a gradient. If ranks have rows of
+        their own, about 2 m^2 numbers travel to each of them and m^2 back, and with a gradient
+        2 m^2 more to each.
     eval_gradient : bool, default=False
+    block_rows : int
+        Rows whose k(Z, X) is held in memory at a time.
 
     Notes
     -----
@@ -147,16 +91,34 @@ def collapsed_bound(
     theta, Z = theta.detach(), Z.detach()
     with torch.no_grad():
         white = Whitening.at(kernel, theta, Z.double())
-    belief, value, whitened = _first_pass(kernel, theta, Z, rows, white)
+    found = sums(_moments, kernel, block_rows, tensors=[theta, Z, white.inverse])
+    (P, shift, numbers), eye = found, torch.eye(len(Z), dtype=torch.float64, device=Z.device)
+    squares, log_noise, left, n, more = numbers.tolist()
+    t, belief = shift.shape[1], NaturalBelief((P + eye)[None], shift)
+    whitened = belief.whitened()
+    quadratic = squares - float((shift * whitened.mean).sum())
+    log_det = log_noise - float(whitened.log_det[0])
+    unexplained = left - float(P.diagonal().sum())
+    value = -0.5 * (quadratic + t * (log_det + unexplained + n * math.log(2 * math.pi))) + more
     if not eval_gradient:
         return CollapsedBound(value, belief, white)
-    grads = _second_pass(kernel, theta, Z, rows, white, belief, whitened)
-    return CollapsedBound(value, belief, white, *grads)
+    excess = whitened.covariance[0] - eye
+    tensors = [theta, Z, white.inverse, excess, whitened.mean]
+    of_rows = sums(_slopes, kernel, block_rows, tensors=tensors)
+    with torch.enable_grad():
+        leaves = theta.clone().requires_grad_(True), Z.clone().requires_grad_(True)
+        inducing = kernel.cross(leaves[0], leaves[1].double(), leaves[1].double())
+        # At the optimum, the likelihood's gradient in the belief's mean equals the divergence's.
+        D = whitened.mean @ whitened.mean.T - t * excess @ (belief.precision[0] - eye)
+        if inducing.requires_grad:
+            backward_sum(inducing, -inducing_gradient(white, D)).backward()
+    of_theta, of_Z = (-(a + b) for a, b in zip(of_rows, _gradients(*leaves), strict=True))
+    return CollapsedBound(value, belief, white, of_theta, of_Z.to(Z))
 
 
 @torch.no_grad()
 def _moments(
-    blocks: Blocks, kernel: TorchKernel, theta: Tensor, Z: Tensor, inverse: Tensor
+    part: Any, kernel: TorchKernel, block_rows: int, theta: Tensor, Z: Tensor, inverse: Tensor
 ) -> tuple[Tensor, ...]:
     """Sums over some rows: A D^-1 A', A D^-1 Y, and five numbers.
 
@@ -165,7 +127,7 @@ def _moments(
     """
     P = torch.zeros(len(Z), len(Z), dtype=torch.float64, device=Z.device)
     shift, sums = None, torch.zeros(5, dtype=torch.float64, device=Z.device)
-    for rows in blocks():
+    for rows in part.blocks(block_rows):
         look_up()
         X, Y = rows.X, rows.Y
         single = kernel.noise(theta, X) + rows.noise
@@ -174,8 +136,8 @@ def _moments(
         A = inverse.to(X) @ kernel.cross(theta, Z, X)
         scaled = A / noise
         P += scaled @ A.T
-        part = (scaled @ Y).double()
-        shift = part if shift is None else shift + part
+        of_Y = (scaled @ Y).double()
+        shift = of_Y if shift is None else shift + of_Y
         found = (
             (Y.square() / noise[:, None]).sum(dtype=torch.float64),
             noise.log().sum(dtype=torch.float64),
@@ -187,24 +149,10 @@ def _moments(
     return P, shift, sums
 
 
-def _first_pass(
-    kernel: TorchKernel, theta: Tensor, Z: Tensor, rows: SummedBlocks, white: Whitening
-) -> tuple[NaturalBelief, float, WhitenedBelief]:
-    P, shift, sums = rows.total(_moments, kernel, tensors=[theta, Z, white.inverse])
-    squares, log_noise, left, n, more = sums.tolist()
-    t, eye = shift.shape[1], torch.eye(len(Z), dtype=P.dtype, device=P.device)
-    belief = NaturalBelief((P + eye)[None], shift)
-    whitened = belief.whitened()
-    quadratic = squares - float((shift * whitened.mean).sum())
-    log_det = log_noise - float(whitened.log_det[0])
-    unexplained = left - float(P.diagonal().sum())
-    value = -0.5 * (quadratic + t * (log_det + unexplained + n * math.log(2 * math.pi)))
-    return belief, value + more, whitened
-
-
 def _slopes(
-    blocks: Blocks,
+    part: Any,
     kernel: TorchKernel,
+    block_rows: int,
     theta: Tensor,
     Z: Tensor,
     inverse: Tensor,
@@ -214,7 +162,7 @@ def _slopes(
     """The gradients in theta and Z of the negative bound, from k(Z, X) of some rows."""
     with torch.enable_grad():
         theta, Z = (leaf.clone().requires_grad_(True) for leaf in (theta, Z))
-        for rows in blocks():
+        for rows in part.blocks(block_rows):
             look_up()
             X = rows.X
             noise = rows.noise_of_means(kernel.noise(theta, X) + rows.noise)
@@ -242,45 +190,18 @@ def _gradients(theta: Tensor, Z: Tensor) -> tuple[Tensor, Tensor]:
     return tuple(grad.double() for grad in grads)
 
 
-def _second_pass(
-    kernel: TorchKernel,
-    theta: Tensor,
-    Z: Tensor,
-    rows: SummedBlocks,
-    white: Whitening,
-    belief: NaturalBelief,
-    whitened: WhitenedBelief,
-) -> tuple[Tensor, Tensor]:
-    """The gradients of the bound in theta and Z."""
-    t = belief.shift.shape[1]
-    eye = torch.eye(len(Z), dtype=torch.float64, device=Z.device)
-    excess = whitened.covariance[0] - eye
-    tensors = [theta, Z, white.inverse, excess, whitened.mean]
-    of_rows = rows.total(_slopes, kernel, tensors=tensors)
-    with torch.enable_grad():
-        leaves = theta.clone().requires_grad_(True), Z.clone().requires_grad_(True)
-        inducing = kernel.cross(leaves[0], leaves[1].double(), leaves[1].double())
-        # At the optimum, the likelihood's gradient in the belief's mean equals the divergence's.
-        D = whitened.mean @ whitened.mean.T - t * excess @ (belief.precision[0] - eye)
-        if inducing.requires_grad:
-            backward_sum(inducing, -inducing_gradient(white, D)).backward()
-    of_points = _gradients(*leaves)
-    of_theta, of_Z = (-(a + b) for a, b in zip(of_rows, of_points, strict=True))
-    return of_theta, of_Z.to(Z)
-
-
 @torch.no_grad()
 def _products(
-    blocks: Blocks, kernel: TorchKernel, theta: Tensor, Z: Tensor, inverse: Tensor
+    part: Any, kernel: TorchKernel, block_rows: int, theta: Tensor, Z: Tensor, inverse: Tensor
 ) -> tuple[Tensor, Tensor]:
     """A A' and A Y of some rows, without their noise."""
     P, shift = torch.zeros(len(Z), len(Z), dtype=torch.float64, device=Z.device), None
-    for rows in blocks():
+    for rows in part.blocks(block_rows):
         A = inverse.to(rows.X) @ kernel.cross(theta, Z, rows.X)
         weighted = A * rows.weight
         P += weighted @ A.T
-        part = (weighted @ rows.Y).double()
-        shift = part if shift is None else shift + part
+        of_Y = (weighted @ rows.Y).double()
+        shift = of_Y if shift is None else shift + of_Y
     return P, shift
 
 
@@ -289,8 +210,9 @@ def left_out_scales(
     kernel: TorchKernel,
     theta: Float[Tensor, " p"],
     Z: Float[Tensor, "m d"],
-    rows: SummedBlocks,
+    sums: RowSums,
     some: Rows,
+    block_rows: int = BLOCK_ROWS,
 ) -> tuple[float, float]:
     """Factors of the prior variance and of the noise variance that suit held-out rows.
 
@@ -306,8 +228,8 @@ def left_out_scales(
         Log hyperparameters.
     Z : Tensor of shape (m, d)
         Inducing points.
-    rows : SummedBlocks
-        All rows; their known noise does not count.
+    sums : callable
+        Sums over all rows, as in `collapsed_bound`; their known noise does not count.
     some : Rows
         The held-out rows. Of a merged row, all is left out.
 
@@ -321,7 +243,7 @@ def left_out_scales(
     each of the held-out rows. Titsias (2009), equation 6.
     """
     white = Whitening.at(kernel, theta, Z.double())
-    P, shift = rows.total(_products, kernel, tensors=[theta, Z, white.inverse])
+    P, shift = sums(_products, kernel, block_rows, tensors=[theta, Z, white.inverse])
     values, vectors = torch.linalg.eigh(P)
     values.clamp_(min=0)
     X, Y, some = some.X, some.Y, some.to(torch.float64)
@@ -395,7 +317,7 @@ class InducingGradient(GradientEstimator):
     def estimate(self, problem, theta, state):
         kernel = problem.kernel
         p, Z = kernel.n_params, self.points(theta, kernel.n_params)
-        bound = collapsed_bound(kernel, theta[:p], Z, problem_blocks(problem), eval_gradient=True)
+        bound = collapsed_bound(kernel, theta[:p], Z, problem.total, eval_gradient=True)
         grad = bound.grad
         if self.scale is not None:
             grad = torch.cat([grad, (bound.grad_inducing * self.scale).flatten().to(grad)])

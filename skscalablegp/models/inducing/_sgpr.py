@@ -43,7 +43,7 @@ from ...core.training import (
 from ...kernels import TorchKernel
 from ...linalg.gradients import GPProblem
 from ._bound import NaturalBelief
-from ._collapsed import BLOCK_ROWS, InducingGradient, check_noise, collapsed_bound, problem_blocks
+from ._collapsed import BLOCK_ROWS, InducingGradient, check_noise, collapsed_bound
 from ._plan import CollapsedPlan, plan_collapsed
 from ._posterior import InducingPosterior
 from ._training import START_ROWS, START_STEPS, point_units
@@ -274,7 +274,7 @@ class SGPRRegressor(TableRegressorBase):
 
         def evaluate(m: int, rows: int) -> None:
             Z, some = (problem.subset(torch.arange(k)) for k in (m, rows))
-            collapsed_bound(kernel, kernel.theta0, Z.X, problem_blocks(some))
+            collapsed_bound(kernel, kernel.theta0, Z.X, some.total)
 
         m = affordable_size("n_inducing", points, len(problem.X), evaluate, run)
         if m == points:
@@ -339,9 +339,9 @@ class SGPRRegressor(TableRegressorBase):
         """
         Z = points(theta)
         some = problem.subset(torch.arange(min(len(problem.X), 2 * BLOCK_ROWS)).to(Z.device))
-        few = problem_blocks(some)
         run.budget.reserve_for(
-            lambda: collapsed_bound(problem.kernel, theta, Z, few), len(problem.X) / len(some.X)
+            lambda: collapsed_bound(problem.kernel, theta, Z, some.total),
+            len(problem.X) / len(some.X),
         )
         if spread is None:
             return InducingGradient(Z)
@@ -396,7 +396,7 @@ class SGPRRegressor(TableRegressorBase):
         kernel, at = problem.kernel, torch.as_tensor(theta)
         Z = gradient.points(at, kernel.n_params)
         at = at[: kernel.n_params]
-        bound = collapsed_bound(kernel, at, Z, problem_blocks(problem))
+        bound = collapsed_bound(kernel, at, Z, problem.total)
         self.kernel_ = kernel.to_sklearn(at)
         self.inducing_points_ = Z.cpu().numpy()
         self.precision_ = bound.belief.precision[0].cpu().numpy()
@@ -448,7 +448,7 @@ class SGPRRegressor(TableRegressorBase):
         """The collapsed bound and its gradient, for the fitted inducing points."""
         problem = self._trained_problem()
         Z = torch.tensor(self.inducing_points_, device=problem.X.device)
-        bound = collapsed_bound(problem.kernel, theta, Z, problem_blocks(problem), eval_gradient)
+        bound = collapsed_bound(problem.kernel, theta, Z, problem.total, eval_gradient)
         return bound.value, bound.grad
 
 

@@ -3,31 +3,25 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Generator, Tensor
 
-from ..._validation import check_duplicates
-from ...core import Machine, Run, StartRows
-from ...core.data import (
-    RowSource,
-    Scaling,
-    random_rows,
-    rows_before_merging,
-)
+from ...core import Machine
+from ...core.data import RowSource, random_rows, rows_before_merging
 from ...core.likelihoods import Likelihood
 from ...core.training import Stepper, TensorAdam
 from ...features import Network
 from ...kernels import TorchKernel
-from ...linalg.gradients import GPProblem, Rows
+from ...linalg.gradients import Rows
 from ...workers import Workers
 from ._beliefs import AdamSteps, MovingBelief, NaturalSteps
 from ._bound import (
+    BoundEvaluation,
     KernelValues,
     NaturalBelief,
     RowStatistics,
@@ -35,11 +29,11 @@ from ._bound import (
     Whitening,
     variational_bound,
 )
-from ._collapsed import BlocksHere, collapsed_bound, left_out_scales
+from ._collapsed import collapsed_bound, left_out_scales
 
 # Rows of a score, and rows that a pass over the data holds in memory at a time.
 _SCORE_ROWS = 2048
-_BLOCK_ROWS = 4096
+PASS_ROWS = 4096
 # Rows that are left out to choose the scale of the noise.
 _SCALED_ROWS = 4096
 # Steps until the learning rate reaches its full value.
@@ -77,6 +71,10 @@ class SparseModel:
         """The kernel's input for these rows."""
         return X if self.network is None else self.network(weights, X)
 
+    def seen(self, weights: list[Tensor], source: RowSource) -> Workers:
+        """The rows as the kernel sees them, in blocks."""
+        return source.work if self.network is None else source.held(SeenRows, self, tensors=weights)
+
     def values(self, theta: Tensor, Z: Tensor, X: Tensor, extra: Tensor) -> KernelValues:
         """The kernel at inducing points and rows, differentiable in all arguments."""
         kernel = self.kernel
@@ -107,108 +105,24 @@ class SparseSettings:
     max_iter: int
 
 
-@dataclass(frozen=True, eq=False)
-class SparseRows:
-    """The rows of a training."""
+class SeenRows:
+    """Rows to which the network of a model has been applied."""
 
-    source: RowSource
+    def __init__(self, source: RowSource, model: SparseModel, *weights: Tensor):
+        self.source, self.model, self.weights = source, model, list(weights)
 
-    @property
-    def scaling(self) -> Scaling:
-        return self.source.scaling
-
-    def __len__(self) -> int:
-        return len(self.source)
-
-    def take(self, index: Tensor | slice) -> Rows:
-        """Some of the rows, which are merged with those of the same target only."""
-        return self.source.take(index)
-
-    @property
-    def n_rows(self) -> float:
-        """The number of rows before equal ones were merged."""
-        return self.source.n_rows
-
-    def drawn(self, size: int, generator: Generator) -> tuple[np.ndarray, np.ndarray]:
-        """Random rows of the table before equal rows were merged, as `rows_before_merging`."""
-
-        def draw(n: int, size: int) -> np.ndarray:
-            return random_rows(n, size, generator).cpu().numpy()
-
-        return rows_before_merging(self.source.weight, size, draw)
-
-    def random_part(self, size: int, generator: Generator) -> Rows:
-        """Rows that are `drawn`."""
-        return self._counted(*self.drawn(size, generator))
-
-    def _counted(self, index: np.ndarray, drawn: np.ndarray) -> Rows:
-        some = self.take(torch.as_tensor(index))
-        return replace(some, weight=torch.as_tensor(drawn).to(some.weight))
-
-    def start_part(self, size: int, run: Run) -> Rows:
-        """As `random_part`, with neighbours among the rows where random ones hold none."""
-
-        def read(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-            some = self.take(torch.as_tensor(rows))
-            return some.X.double().cpu().numpy(), some.Y.double().cpu().numpy()
-
-        rows = StartRows(len(self), self.source.X.shape[1], read)
-        run.fast = rows.fast
-        return self._counted(*rows.counted(*self.drawn(size, run.generator)))
-
-    def share(self, some: Rows) -> float:
-        """The share of all rows that some are."""
-        return some.n_rows / self.n_rows
-
-    def problem(self, kernel: TorchKernel, some: Rows) -> GPProblem:
-        """The exact regression on some rows."""
-        return GPProblem(kernel, some, prior_weight=self.share(some))
-
-    @cached_property
-    def work(self) -> Workers:
-        """Who has the rows: this process, or ranks, each with `SparseRows` of its own."""
-        return self.source.held(SparseRows)
-
-    def noise_range(self) -> tuple[float, float]:
-        """The smallest and the largest known noise variance."""
-        return self.source.noise_range()
-
-    def check_separable(self, white: Tensor) -> None:
-        """Raise a ValueError for equal rows whose noise, with this white noise, is zero.
-
-        At ranks, equal rows of different ranks are not found.
-        """
-        self.work.call(_check_separable, tensors=[white])
-
-    def far(self) -> np.ndarray:
-        """Numbers of the rows with an entry far from those of other rows."""
-        return self.source.far_rows()
-
-    def batches(self, size: int, generator: Generator) -> Iterator[tuple[Tensor, Tensor]]:
-        """Numbers of rows, and for how many rows of the table each stands, without end."""
-        return self.source.batches(size, generator)
-
-    def total(
-        self, work: Callable[..., tuple[Tensor, ...]], *args: Any, tensors: Sequence[Tensor] = ()
-    ) -> tuple[Tensor, ...]:
-        """The sums over all rows of ``work(blocks, *args, *tensors)`` for the blocks of a part."""
-        return self.work.sum(_of_part, work, *args, tensors=tensors)
-
-    def blocks(self) -> Iterator[Rows]:
-        # A rank without rows has one empty block.
-        for start in range(0, max(len(self), 1), _BLOCK_ROWS):
-            yield self.take(slice(start, start + _BLOCK_ROWS))
+    def blocks(self, size: int) -> Iterator[Rows]:
+        for rows in self.source.blocks(size):
+            yield replace(rows, X=self.model.features(self.weights, rows.X))
 
 
-def _check_separable(rows: SparseRows, white: Tensor) -> None:
-    total = rows.source.noise + white.cpu().numpy()
-    check_duplicates(rows.source.X, total, rows.source.weight)
+def drawn_rows(source: RowSource, size: int, generator: Generator) -> tuple[np.ndarray, np.ndarray]:
+    """Random rows of the table before equal rows were merged, as `rows_before_merging`."""
 
+    def draw(n: int, size: int) -> np.ndarray:
+        return random_rows(n, size, generator).cpu().numpy()
 
-def _of_part(
-    rows: SparseRows, work: Callable[..., tuple[Tensor, ...]], *args: Any
-) -> tuple[Tensor, ...]:
-    return work(rows.blocks, *args)
+    return rows_before_merging(source.weight, size, draw)
 
 
 @dataclass(frozen=True, eq=False)
@@ -235,44 +149,64 @@ class SparseFit:
     jitter: float = 0.0
 
 
+@dataclass(frozen=True, eq=False)
+class SparseTraining:
+    """The beginning of one training by batches.
+
+    Attributes
+    ----------
+    model : SparseModel
+    source : RowSource
+        In the model's units.
+    plan : SparsePlan
+    weights : list of Tensor
+        Initial weights of the network, which training changes.
+    unit : float
+        The target's mean square.
+    constant : Tensor of shape (q,) or None
+        The prior means of the latent functions at the start, which are trained; None for zero.
+    """
+
+    model: SparseModel
+    source: RowSource
+    plan: Any
+    weights: list[Tensor]
+    unit: float
+    constant: Tensor | None = None
+
+
 class SparseStepper(Stepper):
     """Each step updates the belief from one batch, and everything else by Adam."""
 
     objective_name = "lower bound per row"
     moving = ("_theta", "_points", "weights", "belief", "_adam", "n_steps", "generator", "_batches")
 
-    def __init__(  # noqa: PLR0913 (the values that steps move)
-        self,
-        model: SparseModel,
-        rows: SparseRows,
-        theta: Tensor,
-        Z: Tensor,
-        weights: list[Tensor],
-        unit: Tensor,
-        settings: SparseSettings,
-        generator: Generator,
-        constant: Tensor | None = None,
+    def __init__(
+        self, training: SparseTraining, theta: Tensor, Z: Tensor, unit: Tensor, generator: Generator
     ):
-        self.model, self.rows, self.settings, self.generator = model, rows, settings, generator
-        self.unit, self.weights = unit, weights
+        self.model, self.source, self.weights = training.model, training.source, training.weights
+        settings, constant = training.plan.settings, training.constant
+        self.settings, self.generator, self.unit = settings, generator, unit
         self._theta, self._points = theta.clone(), (Z / unit).clone()
+        model, likelihood = self.model, self.model.likelihood
         self._bounds = model.kernel.bounds.to(theta.device)
         self.n_steps, self.flops = 0, 2.0 * len(Z) ** 2 * max(len(Z), settings.batch_size)
         if model.kernel.log_prior:
             self.objective_name = "lower bound + log prior per row"
-        q = model.likelihood.n_latent(model.n_outputs)
+        q = likelihood.n_latent(model.n_outputs)
         prior = NaturalBelief.prior(len(Z), q, model.n_factors, Z.device, constant)
-        rate, likelihood = settings.variational_learning_rate, model.likelihood
+        rate = settings.variational_learning_rate
         learns = constant is not None and settings.optimizer is not None
-        whole = settings.batch_size >= len(rows)
+        whole = settings.batch_size >= len(self.source)
         self.belief: MovingBelief = (
             AdamSteps(prior, rate, learns)
             if settings.variational_optimizer == "adam"
             else NaturalSteps(prior, rate, likelihood.conjugate, whole, learns)
         )
         self._adam = self._optimizer()
-        self._batches = rows.batches(settings.batch_size, generator)
-        self._scored = rows.random_part(_SCORE_ROWS, generator)
+        self._batches = self.source.batches(settings.batch_size, generator)
+        self._work = self.source.held(SparseRows, model, generator)
+        self._scored = self.source.counted(*drawn_rows(self.source, _SCORE_ROWS, generator))
 
     def _optimizer(self) -> TensorAdam | None:
         rate, groups = self.settings.learning_rate, []
@@ -297,32 +231,11 @@ class SparseStepper(Stepper):
         """Whether there is nothing to train, since the optimal belief has a closed form."""
         return self.belief.closed and self._adam is None
 
-    def _evaluate(
-        self,
-        batch: Rows,
-        weight: float,
-        eval_gradient: bool,
-        white: Whitening | None = None,
-        value_only: bool = False,
-    ):
-        weights, there = self.weights, self.model.machine.products_on
-        if there is not None:
-            batch = batch.to(batch.Y.dtype, there)
-            weights = [part.to(there, non_blocking=True) for part in weights]
-        X = self.model.features(weights, batch.X)
-        K = self.model.values(self._theta, self.Z, X, batch.noise)
-        return K, variational_bound(
-            self.model.likelihood,
-            self.belief.whitened(),
-            K,
-            batch.Y,
-            weight,
-            self.generator,
-            eval_gradient,
-            white,
-            value_only,
-            batch.weight,
-        )
+    @property
+    def _values(self) -> list[Tensor]:
+        """The tensors from which the rows are evaluated."""
+        belief = vars(self.belief.whitened()).values()
+        return [tensor.detach() for tensor in (self._theta, self.Z, *belief, *self.weights)]
 
     def step(self) -> None:
         try:
@@ -333,7 +246,7 @@ class SparseStepper(Stepper):
                 self._points.fill_(math.nan)
 
     def _step(self, batch: Tensor, weights: Tensor) -> None:
-        n, trains = len(self.rows), self._adam is not None
+        n, trains = len(self.source), self._adam is not None
         if trains and len(batch) >= n and self.belief.closed:
             # With the optimal belief for these hyperparameters, the gradient is that of the
             # collapsed bound. With the last step's belief, they would hardly move.
@@ -345,24 +258,31 @@ class SparseStepper(Stepper):
 
     def _batch_sums(self, batch: Tensor, weights: Tensor, eval_gradient: bool) -> RowStatistics:
         """The statistics of some rows; the gradient per row, if asked for, becomes the leaves'."""
-        rows = self.rows.take(batch)
-        rows = replace(rows, weight=weights.to(rows.noise))
-        with torch.set_grad_enabled(eval_gradient):
-            K, bound = self._evaluate(rows, 1.0, eval_gradient)
+        n, leaves = len(self.source), [self._theta, self._points, *self.weights]
+        needed = tuple(eval_gradient and leaf.requires_grad for leaf in leaves)
+        # At ranks, whose rows are not merged, one number travels.
+        same = bool((weights == weights[0]).all())
+        sent = [weights[:1] if same else weights, *self._values]
+        found = self._work.sum(SparseRows.sums, n, needed, rows=batch, tensors=sent)
+        *sums, of_theta, of_Z = found[:7]
+        if not bool(torch.isfinite(sums[0]).all()):
+            raise torch.linalg.LinAlgError("k(Z, Z) has no factor")
         if eval_gradient:
             self._adam.zero_grad()
-            n = len(self.rows)
-            K.backward(replace(bound.grad, **{k: v / n for k, v in vars(bound.grad).items()}))
-        return bound.rows
+            grads = of_theta, of_Z.to(self.unit) * self.unit, *found[7:]
+            for leaf, need, grad in zip(leaves, needed, grads, strict=True):
+                if need:
+                    leaf.grad = grad.to(leaf)
+        return RowStatistics(*sums)
 
     def rescale(self) -> None:
         """Set the default kernel's variance and its noise by held-out rows.
 
         A few dozen steps cannot move the noise far from where it started.
         """
-        theta, Z, rows = self._theta.detach(), self.Z.detach(), self.rows
-        chosen = random_rows(len(rows), _SCALED_ROWS, self.generator)
-        scales = left_out_scales(self.model.kernel, theta, Z, rows, rows.take(chosen))
+        theta, Z, source = self._theta.detach(), self.Z.detach(), self.source
+        some = source.take(random_rows(len(source), _SCALED_ROWS, self.generator))
+        scales = left_out_scales(self.model.kernel, theta, Z, source.work.sum, some, PASS_ROWS)
         with torch.no_grad():
             # The first hyperparameter is the prior variance, the last one the noise.
             self._theta[[0, -1]] += torch.tensor(scales, dtype=torch.float64).log().to(self._theta)
@@ -386,25 +306,14 @@ class SparseStepper(Stepper):
         model, theta, Z = self.model, self._theta.detach().clone(), self.Z.detach()
         weights = [w.detach().clone() for w in self.weights]
         if self.belief.closed:
-
-            def blocks():
-                for rows in self.rows.blocks():
-                    yield replace(rows, X=model.features(weights, rows.X))
-
-            rows = self.rows if model.network is None else BlocksHere(blocks)
-            best = collapsed_bound(model.kernel, theta, Z, rows)
+            seen = model.seen(weights, self.source)
+            best = collapsed_bound(model.kernel, theta, Z, seen.sum, block_rows=PASS_ROWS)
             belief = best.belief.whitened()
             return SparseFit(theta, Z, weights, belief, best.value, best.white.jitter)
         belief, white = self.belief.whitened(), Whitening.at(model.kernel, theta, Z)
-        value = self._expected(white) - belief.divergence()
+        (expected,) = self._work.sum(SparseRows.expected, tensors=self._values)
+        value = float(expected) - belief.divergence()
         return SparseFit(theta, Z, weights, belief, value, white.jitter)
-
-    def _expected(self, white: Whitening) -> float:
-        """The expected log likelihood of all rows."""
-        total, divergence = 0.0, self.belief.whitened().divergence()
-        for batch in self.rows.blocks():
-            total += self._evaluate(batch, 1.0, False, white, True)[1].value + divergence
-        return total
 
     def _move_hyperparameters(self, n: int) -> None:
         done = self.n_steps / max(self.settings.max_iter, 1)
@@ -419,14 +328,15 @@ class SparseStepper(Stepper):
 
     def score(self) -> float:
         """The negative bound per row, on the same rows each time."""
-        n = len(self.rows)
+        weight = self.source.n_rows / self._scored.n_rows
+        at = Values.of(self._values)
         try:
             with torch.no_grad():
-                weight = self.rows.n_rows / self._scored.n_rows
-                bound = self._evaluate(self._scored, weight, False, value_only=True)[1]
+                bound = at.bound(self.model, self._scored, self.generator, False, None, True)[1]
         except torch.linalg.LinAlgError:
             return math.inf
-        return -(bound.value + self.model.kernel.log_prior(self.theta())[0]) / n
+        value = weight * bound.expected - at.belief.divergence()
+        return -(value + self.model.kernel.log_prior(self.theta())[0]) / len(self.source)
 
     def theta(self) -> np.ndarray:
         return self._theta.detach().cpu().numpy().copy()
@@ -443,3 +353,95 @@ class SparseStepper(Stepper):
             ):
                 tensor.copy_(kept)
         self.belief.restore(belief)
+
+
+# ---------------------------------------------------------------- of the rows at hand
+
+
+class Values(NamedTuple):
+    """The values of the parameters at which rows are evaluated."""
+
+    theta: Tensor
+    Z: Tensor
+    belief: WhitenedBelief
+    weights: list[Tensor]
+
+    @classmethod
+    def of(cls, tensors: Sequence[Tensor]) -> Values:
+        """Those of `SparseStepper._values`."""
+        theta, Z, *rest = tensors
+        return cls(theta, Z, WhitenedBelief(*rest[:4]), rest[4:])
+
+    def bound(
+        self, model: SparseModel, rows: Rows, generator: Generator, *settings: Any
+    ) -> tuple[KernelValues, BoundEvaluation]:
+        """`variational_bound` of some rows, and the values of the kernel that it depends on."""
+        weights, there = self.weights, model.machine.products_on
+        if there is not None:
+            rows = rows.to(rows.Y.dtype, there)
+            weights = [part.to(there, non_blocking=True) for part in weights]
+        K = model.values(self.theta, self.Z, model.features(weights, rows.X), rows.noise)
+        return K, variational_bound(model.likelihood, self.belief, K, rows, generator, *settings)
+
+
+@dataclass(frozen=True, eq=False)
+class SparseRows:
+    """The rows of a training, with what they are evaluated by.
+
+    Attributes
+    ----------
+    source : RowSource
+    model : SparseModel
+    generator : Generator
+        For likelihoods that use random draws.
+    """
+
+    source: RowSource
+    model: SparseModel
+    generator: Generator
+
+    def sums(
+        self,
+        index: Tensor | np.ndarray,
+        n: int,
+        needed: tuple[bool, ...],
+        weights: Tensor,
+        *tensors: Tensor,
+    ) -> tuple[Tensor, ...]:
+        """The statistics of some rows, and gradients in theta, Z and the weights of the network.
+
+        The gradients are those of the negative bound of a row, of n; zeros where they are not
+        needed. The entries are NaN if k(Z, Z) has no factor.
+        """
+        at = Values.of(tensors)
+        leaves = [
+            leaf.detach().requires_grad_(need)
+            for leaf, need in zip((at.theta, at.Z, *at.weights), needed, strict=True)
+        ]
+        at = Values(leaves[0], leaves[1], at.belief, leaves[2:])
+        mean, S, constant = at.belief.mean, at.belief.covariance, at.belief.constant
+        found = tuple(map(torch.zeros_like, (S, mean, mean, constant, constant)))
+        if len(index):
+            rows = self.source.take(index)
+            rows = replace(rows, weight=weights.to(rows.noise).expand(len(rows)))
+            try:
+                with torch.set_grad_enabled(any(needed)):
+                    K, bound = at.bound(self.model, rows, self.generator, any(needed))
+            except torch.linalg.LinAlgError:
+                found = tuple(part + torch.nan for part in found)
+            else:
+                found = tuple(vars(bound.rows).values())
+                if bound.grad is not None:
+                    of_row = {name: part / n for name, part in vars(bound.grad).items()}
+                    K.backward(KernelValues(**of_row))
+        grads = [torch.zeros_like(x) if x.grad is None else x.grad for x in leaves]
+        return tuple(part.detach().double() for part in (*found, *grads))
+
+    @torch.no_grad()
+    def expected(self, *tensors: Tensor) -> tuple[Tensor]:
+        """The expected log likelihood of all rows."""
+        at, total = Values.of(tensors), 0.0
+        white = Whitening.at(self.model.kernel, at.theta, at.Z)
+        for rows in self.source.blocks(PASS_ROWS):
+            total += at.bound(self.model, rows, self.generator, False, white, True)[1].expected
+        return (at.belief.mean.new_tensor([total]),)

@@ -5,19 +5,23 @@ More than half of this file documents the parameters.
 
 from __future__ import annotations
 
+import math
+
 import torch
 
 from ..._compat import fit_context
+from ..._validation import check_duplicates
 from ...core import (
     FitRun,
     GivenRows,
     MinibatchGPRegressorBase,
     own_rows,
 )
+from ...core.data import RowSource
 from ...core.likelihoods import Likelihood, resolve_likelihood, shares_covariance
 from ...core.posteriors import Posterior, observed
 from ._base import SparseMixin
-from ._collapsed import check_noise as check_positive
+from ._collapsed import check_noise
 
 
 class SVGPRegressor(SparseMixin, MinibatchGPRegressorBase):
@@ -323,17 +327,26 @@ class SVGPRegressor(SparseMixin, MinibatchGPRegressorBase):
     def _has_low_rank_form(self) -> bool:
         return resolve_likelihood(self.likelihood, 1).additive
 
-    def _check_rows(self, model, rows) -> None:
-        x = rows.take(slice(0, 1)).X.double()
+    def _check_rows(self, model, source) -> None:
+        x = source.take(slice(0, 1)).X.double()
         if model.network is not None:
             x = x.new_zeros(1, model.network.n_features)
         with torch.no_grad():
             # White noise is the same for all rows, except in a few unusual products of kernels.
             white = model.kernel.noise(model.kernel.theta0, x)
-        least = rows.noise_range()[0] + white
+        least = min(source.work.call(_least_noise)) + white
         if model.likelihood.additive and bool((least <= 0).any()):
-            rows.check_separable(white)
-            check_positive(least)
+            # At ranks, equal rows of different ranks are not found.
+            source.work.call(_check_separable, tensors=[white])
+            check_noise(least)
 
     def _build_posterior(self) -> Posterior:
         return observed(super()._build_posterior(), self.likelihood_)
+
+
+def _least_noise(source: RowSource) -> float:
+    return float(source.noise.min(initial=math.inf))
+
+
+def _check_separable(source: RowSource, white: torch.Tensor) -> None:
+    check_duplicates(source.X, source.noise + white.cpu().numpy(), source.weight)

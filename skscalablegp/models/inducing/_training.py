@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -12,15 +11,23 @@ from torch import Generator, Tensor
 
 from ..._end import End
 from ...core import FitRun, candidates, select_inducing
-from ...core.data import column_spread
+from ...core.data import RowSource, column_spread
 from ...core.likelihoods import without_own_target
 from ...core.training import TrainingStep, train_steps
 from ...kernels import TorchKernel
-from ._bound import NaturalBelief, WhitenedBelief, Whitening, variational_bound
-from ._collapsed import BlocksHere, collapsed_bound
-from ._plan import SparsePlan
-from ._sharded import stepper_of
-from ._stepper import SparseFit, SparseModel, SparseRows, SparseSettings, SparseStepper
+from ...workers import Workers
+from ._bound import NaturalBelief, WhitenedBelief, Whitening
+from ._collapsed import collapsed_bound
+from ._stepper import (
+    PASS_ROWS,
+    SparseFit,
+    SparseModel,
+    SparseSettings,
+    SparseStepper,
+    SparseTraining,
+    Values,
+    drawn_rows,
+)
 
 # Rows of the start's exact likelihood.
 START_ROWS = 500
@@ -38,37 +45,11 @@ _CHECKS, _BETWEEN_CHECKS = 20, 4
 _ABSORBED = 1e-6
 
 
-@dataclass(frozen=True, eq=False)
-class SparseTraining:
-    """The beginning of one training by batches.
-
-    Attributes
-    ----------
-    model : SparseModel
-    rows : SparseRows
-        In the model's units.
-    plan : SparsePlan
-    weights : list of Tensor
-        Initial weights of the network, which training changes.
-    unit : float
-        The target's mean square.
-    constant : Tensor of shape (q,) or None
-        The prior means of the latent functions at the start, which are trained; None for zero.
-    """
-
-    model: SparseModel
-    rows: SparseRows
-    plan: SparsePlan
-    weights: list[Tensor]
-    unit: float
-    constant: Tensor | None = None
-
-
 def best_noise(
     model: SparseModel,
     theta: Tensor,
     Z: Tensor,
-    rows: SparseRows,
+    source: RowSource,
     unit: float,
     generator: Generator,
 ) -> Tensor:
@@ -80,17 +61,17 @@ def best_noise(
     noise suffices, and high noise would keep them from moving. It does not start so far below that
     the steps could not return.
     """
-    taken = rows.random_part(_NOISE_ROWS, generator)
+    taken = source.counted(*drawn_rows(source, _NOISE_ROWS, generator))
     least = max(float(theta[-1]), math.log(_NOISE[0] * unit))
     grid = [(level, level) for level in (math.log(f * unit) for f in _NOISE) if level > least]
     grid += [(math.log(f * unit), math.log(start * unit)) for f, start in _MUCH_NOISE]
-    some, trials = BlocksHere(lambda: iter([taken])), []
+    some, trials, share = Workers(taken).sum, [], taken.n_rows / source.n_rows
     for level, start in [(least, least), *grid]:
         trial = theta.clone()
         trial[-1] = level
-        value = collapsed_bound(model.kernel, trial, Z, some).value
+        value = collapsed_bound(model.kernel, trial, Z, some, block_rows=_NOISE_ROWS).value
         # The prior is weighted as in the steps, where it is added to the bound of all rows.
-        value += rows.share(taken) * model.kernel.log_prior(trial.cpu().numpy())[0]
+        value += share * model.kernel.log_prior(trial.cpu().numpy())[0]
         trials.append((value, max(start, least)))
     theta = theta.clone()
     theta[-1] = max(trials)[1]
@@ -101,15 +82,16 @@ def choose_points(
     model: SparseModel,
     theta: Tensor,
     weights: list[Tensor],
-    rows: SparseRows,
+    source: RowSource,
     settings: SparseSettings,
     generator: Generator,
 ) -> Tensor:
     """Inducing points in the kernel's units: the user's, or some of the rows."""
     if not isinstance(settings.inducing, str):
-        Z = torch.as_tensor(settings.inducing).to(rows.source.device, rows.source.dtype)
+        Z = torch.as_tensor(settings.inducing).to(source.device, source.dtype)
     else:
-        Z = rows.take(candidates(len(rows), rows.far(), settings.n_inducing, generator)).X
+        some = candidates(len(source), source.far_rows(), settings.n_inducing, generator)
+        Z = source.take(some).X
     with torch.no_grad():
         Z = model.features(weights, Z)
     if isinstance(settings.inducing, str):
@@ -139,15 +121,13 @@ def begin(
 
     With `choose_noise`, the default kernel's noise is chosen by `best_noise`.
     """
-    model, rows, settings = training.model, training.rows, training.plan.settings
-    theta = theta.to(rows.source.device)
-    Z = choose_points(model, theta, training.weights, rows, settings, generator)
+    model, source, settings = training.model, training.source, training.plan.settings
+    theta = theta.to(source.device)
+    Z = choose_points(model, theta, training.weights, source, settings, generator)
     if choose_noise:
-        theta = best_noise(model, theta, Z, rows, training.unit, generator)
+        theta = best_noise(model, theta, Z, source, training.unit, generator)
     spread = torch.as_tensor(column_spread(Z.detach().cpu().numpy())).to(Z)
-    units = point_units(model.kernel, theta, spread)
-    made = (theta, Z, training.weights, units, settings, generator, training.constant)
-    return stepper_of(model, rows, *made)
+    return SparseStepper(training, theta, Z, point_units(model.kernel, theta, spread), generator)
 
 
 def train_batches(stepper: SparseStepper, run: FitRun) -> tuple[int, End]:
@@ -161,7 +141,7 @@ def train_batches(stepper: SparseStepper, run: FitRun) -> tuple[int, End]:
             max_steps=settings.max_iter,
             check_every=max(_BETWEEN_CHECKS, settings.max_iter // _CHECKS),
             monitor=run.monitor,
-            epochs_per_step=settings.batch_size / len(stepper.rows),
+            epochs_per_step=settings.batch_size / len(stepper.source),
             keep_best=False,
         )
     if ending.reason is not None:
@@ -178,14 +158,14 @@ def finished(stepper: SparseStepper, n_steps: int) -> tuple[SparseFit, int]:
 
 @torch.no_grad()
 def left_out(
-    model: SparseModel, rows: SparseRows, fit: SparseFit, generator: Generator
+    model: SparseModel, source: RowSource, fit: SparseFit, generator: Generator
 ) -> tuple[Tensor, Tensor]:
     """Means and variances (n, q) of the latent functions at each row, without its own target.
 
     Of a row with a weight, one observation is left out.
     """
     inverse, parts = Whitening.at(model.kernel, fit.theta, fit.Z).inverse, []
-    for some in rows.blocks():
+    for some in source.blocks(PASS_ROWS):
         X = model.features(fit.weights, some.X)
         values = model.values(fit.theta, fit.Z, X, some.noise)
         A = (inverse.to(X) @ values.cross).double()
@@ -206,7 +186,7 @@ def _show(belief: NaturalBelief, model: Any, step: TrainingStep) -> None:
 
 def absorb(
     model: SparseModel,
-    rows: SparseRows,
+    source: RowSource,
     fit: SparseFit,
     run: FitRun,
     generator: Generator,
@@ -224,24 +204,13 @@ def absorb(
     with run.budget.may_end(lambda reason: done or reason is not End.INTERRUPTED) as ending:
         while done < passes and reason is End.MAX_ITER:
             whitened = belief.whitened()
+            at = Values(fit.theta, fit.Z, whitened, fit.weights)
             value, total = -whitened.divergence_from(prior), None
             with torch.no_grad():
-                for some in rows.blocks():
-                    X = model.features(fit.weights, some.X)
-                    K = model.values(fit.theta, fit.Z, X, some.noise)
-                    bound = variational_bound(
-                        model.likelihood,
-                        whitened,
-                        K,
-                        some.Y,
-                        1.0,
-                        generator,
-                        eval_gradient=False,
-                        white=white,
-                        counts=some.weight,
-                    )
+                for some in source.blocks(PASS_ROWS):
+                    bound = at.bound(model, some, generator, False, white)[1]
                     total = bound.rows if total is None else total + bound.rows
-                    value += bound.value + whitened.divergence()
+                    value += bound.expected
             done += 1
             rate = 1.0 if model.likelihood.conjugate else max(0.3, 1 / (done + 1))
             belief = belief.towards(prior.plus(total), rate)
@@ -251,5 +220,5 @@ def absorb(
             ):
                 reason = End.CONVERGED
             run.preview = partial(_show, belief)
-            run.monitor.record_score(fit.theta.cpu().numpy(), value / len(rows), done)
+            run.monitor.record_score(fit.theta.cpu().numpy(), value / len(source), done)
     return belief.whitened(), done, ending.reason or reason

@@ -47,7 +47,6 @@ from skscalablegp.models.inducing import NaturalBelief, SparseModel, variational
 from skscalablegp.models.inducing._collapsed import (
     InducingGradient,
     left_out_scales,
-    problem_blocks,
 )
 from skscalablegp.models.neighbors import LocalGradient
 
@@ -162,7 +161,7 @@ def test_scales_of_left_out_rows(problems):
     """Against dense regressions on all rows of the table, of which equal ones are left out."""
     one, other, found = problems
     kernel, theta, Z = one.kernel, one.kernel.theta0, one.X[:5]
-    scales = left_out_scales(kernel, theta, Z, problem_blocks(one, 7), one.rows)
+    scales = left_out_scales(kernel, theta, Z, one.total, one.rows, block_rows=7)
     K = kernel.cross(theta, Z, Z) + 1e-10 * torch.eye(len(Z))
     Q = kernel.cross(theta, other.X, Z) @ torch.linalg.solve(K, kernel.cross(theta, Z, other.X))
     left = kernel.diag(theta, other.X) - Q.diagonal()
@@ -200,8 +199,8 @@ def test_weights_of_rows_in_a_batch(problems, likelihood):
         at = theta.clone().requires_grad_(True)
         model = SparseModel(kernel, likelihood, T)
         K = model.values(at, Z, X[rows], torch.zeros(len(rows)).double())
-        weights = dict(weight=2.0, counts=counts)
-        bound = variational_bound(likelihood, belief, K, Y[rows], generator=generator, **weights)
+        weighted = Rows.of(X[rows], Y[rows], weight=2.0 * counts)
+        bound = variational_bound(likelihood, belief, K, weighted, generator)
         K.backward(bound.grad)
         return bound, at.grad
 

@@ -18,7 +18,6 @@ from skscalablegp.models.inducing import (
     WhitenedBelief,
     Whitening,
     collapsed_bound,
-    problem_blocks,
     variational_bound,
 )
 
@@ -45,7 +44,7 @@ def values(kernel, theta, Z, X, extra=0.0):
 def test_collapsed_bound_is_its_definition(t):
     ours = problem(t=t)
     theta, Z = ours.kernel.theta0, normal(7, 2, seed=3)
-    bound = collapsed_bound(ours.kernel, theta, Z, problem_blocks(ours, 9))
+    bound = collapsed_bound(ours.kernel, theta, Z, ours.total, block_rows=9)
     K = ours.kernel.cross(theta, ours.X, ours.X)
     Kzx, Kzz = ours.kernel.cross(theta, Z, ours.X), ours.kernel.cross(theta, Z, Z)
     Q = Kzx.T @ torch.linalg.solve(Kzz + 1e-8 * 1.3 * torch.eye(7, dtype=Q_DTYPE), Kzx)
@@ -66,10 +65,10 @@ def test_bound_is_below_the_likelihood_and_tight_with_all_rows(t):
     exact = exact_marginal_likelihood(ours, theta, eval_gradient=True)
     last = -math.inf
     for m in (3, 10, 25, 39):
-        bound = collapsed_bound(ours.kernel, theta, ours.X[:m], problem_blocks(ours))
+        bound = collapsed_bound(ours.kernel, theta, ours.X[:m], ours.total)
         assert last < bound.value < exact.value
         last = bound.value
-    tight = collapsed_bound(ours.kernel, theta, ours.X, problem_blocks(ours), eval_gradient=True)
+    tight = collapsed_bound(ours.kernel, theta, ours.X, ours.total, eval_gradient=True)
     assert abs(tight.value - exact.value) < 1e-5 * abs(exact.value)
     assert_allclose(tight.grad, exact.grad, rtol=1e-3, atol=1e-3)
 
@@ -82,7 +81,7 @@ def test_collapsed_gradient_of_points_that_all_but_agree():
     grads = torch.stack(
         [
             collapsed_bound(
-                kernel, kernel.theta0 + 1e-14 * e, X, problem_blocks(ours), eval_gradient=True
+                kernel, kernel.theta0 + 1e-14 * e, X, ours.total, eval_gradient=True
             ).grad
             for e in normal(10, len(kernel.theta0), seed=5)
         ]
@@ -98,9 +97,9 @@ def test_collapsed_gradient_by_finite_differences(t, kernel):
     theta = ours.kernel.theta0
 
     def value(theta, Z):
-        return collapsed_bound(ours.kernel, theta, Z, problem_blocks(ours)).value
+        return collapsed_bound(ours.kernel, theta, Z, ours.total).value
 
-    got = collapsed_bound(ours.kernel, theta, Z, problem_blocks(ours, 7), eval_gradient=True)
+    got = collapsed_bound(ours.kernel, theta, Z, ours.total, block_rows=7, eval_gradient=True)
     h = 1e-5
     for k in range(len(theta)):
         e = torch.zeros_like(theta)
@@ -144,9 +143,8 @@ def test_gradients_of_the_variational_bound(likelihood, t, q, s):
 
     def evaluate(theta, Z, eval_gradient=False):
         K = values(kernel, theta, Z, X)
-        return K, variational_bound(
-            likelihood, belief, K, Y, weight=2.5, eval_gradient=eval_gradient
-        )
+        rows = Rows.of(X, Y, weight=2.5)
+        return K, variational_bound(likelihood, belief, K, rows, eval_gradient=eval_gradient)
 
     leaves = [theta.clone().requires_grad_(True), Z.clone().requires_grad_(True)]
     K, result = evaluate(*leaves, eval_gradient=True)
@@ -170,14 +168,15 @@ def test_statistics_are_gradients_in_the_belief(likelihood, t, q, s):
     kernel, n, m = compile_kernel(KERNEL, 2), 12, 4
     X, Z, Y = normal(n, 2, seed=1), normal(m, 2, seed=3), targets(likelihood, n, t)
     K, belief = values(kernel, kernel.theta0, Z, X), random_belief(m, q, s)
-    whole = variational_bound(likelihood, belief, K, Y)
+    whole = variational_bound(likelihood, belief, K, Rows.of(X, Y))
     rows = whole.rows
-    assert variational_bound(likelihood, belief, K, Y, value_only=True).value == whole.value
+    alone = variational_bound(likelihood, belief, K, Rows.of(X, Y), value_only=True)
+    assert alone.value == whole.value == whole.expected - belief.divergence()
 
     def value(mean, S):
         shifted = WhitenedBelief(mean, S, torch.logdet(S))
-        bound = variational_bound(likelihood, shifted, K, Y, eval_gradient=False)
-        return bound.value + shifted.divergence()
+        bound = variational_bound(likelihood, shifted, K, Rows.of(X, Y), eval_gradient=False)
+        return bound.expected
 
     h = 1e-5
     for i in range(m):
@@ -202,12 +201,12 @@ def test_one_natural_step_on_all_rows_is_the_optimum():
     theta, Z = ours.kernel.theta0, normal(8, 2, seed=3)
     K = values(ours.kernel, theta, Z, ours.X)
     prior = NaturalBelief.prior(8, 2, 1, torch.device("cpu"))
-    rows = variational_bound(Gaussian(), prior.whitened(), K, ours.Y).rows
-    best = collapsed_bound(ours.kernel, theta, Z, problem_blocks(ours))
+    rows = variational_bound(Gaussian(), prior.whitened(), K, ours.rows).rows
+    best = collapsed_bound(ours.kernel, theta, Z, ours.total)
     stepped = prior.towards(prior.plus(rows), 1.0)
     assert_allclose(stepped.precision, best.belief.precision, rtol=1e-8, atol=1e-10)
     assert_allclose(stepped.shift, best.belief.shift, rtol=1e-8)
-    again = variational_bound(Gaussian(), stepped.whitened(), K, ours.Y)
+    again = variational_bound(Gaussian(), stepped.whitened(), K, ours.rows)
     assert_allclose(again.value, best.value, rtol=1e-9)
 
 
@@ -219,7 +218,8 @@ def test_batches_are_unbiased():
 
     def bound(part, weight):
         K = values(ours.kernel, theta, Z, ours.X[part])
-        return variational_bound(Gaussian(), belief, K, ours.Y[part], weight)
+        rows = Rows.of(ours.X[part], ours.Y[part], weight=weight)
+        return variational_bound(Gaussian(), belief, K, rows)
 
     whole = bound(slice(None), 1.0)
     parts = [bound(slice(k, k + 10), 4.0) for k in range(0, 40, 10)]

@@ -18,8 +18,9 @@ from skscalablegp.core.training import Adam
 from skscalablegp.kernels import TorchKernel, compile_kernel
 from skscalablegp.linalg.gradients import Rows
 from skscalablegp.models.inducing import NaturalBelief, WhitenedBelief
-from skscalablegp.models.inducing._collapsed import BlocksHere, left_out_scales
+from skscalablegp.models.inducing._collapsed import left_out_scales
 from skscalablegp.priors import LogNormal
+from skscalablegp.workers import Workers
 
 pytestmark = pytest.mark.usefixtures("remembered_starts")
 
@@ -452,8 +453,8 @@ def test_scales_are_the_best_for_rows_left_out():
     kernel = compile_kernel(ConstantKernel(1.0) * RBF(0.5) + WhiteKernel(1e-4), 1)
     Z = np.linspace(-2, 2, 9)[:, None]
     rows = Rows.of(torch.tensor(X), torch.tensor(y)[:, None])
-    blocks = BlocksHere(lambda: iter([rows]))
-    prior, noise = left_out_scales(kernel, kernel.theta0, torch.tensor(Z), blocks, rows)
+    sums = Workers(rows).sum
+    prior, noise = left_out_scales(kernel, kernel.theta0, torch.tensor(Z), sums, rows)
 
     def loss(prior, noise):
         """By a fit of each row's own, without that row."""

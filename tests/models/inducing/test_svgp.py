@@ -21,7 +21,11 @@ from skscalablegp.core.data import RowSource, Scaling
 from skscalablegp.kernels import compile_kernel
 from skscalablegp.likelihoods import Bernoulli, Gaussian, StudentT
 from skscalablegp.models.inducing import SparseModel
-from skscalablegp.models.inducing._stepper import SparseRows, SparseSettings, SparseStepper
+from skscalablegp.models.inducing._stepper import (
+    SparseSettings,
+    SparseStepper,
+    SparseTraining,
+)
 from skscalablegp.models.inducing._training import best_noise
 
 
@@ -69,7 +73,7 @@ def test_all_rows_as_points_are_the_exact_process(model):
 def stepper(settings, n=80, m=80, likelihood=None):
     X, y = table(n)
     scaling = Scaling(np.zeros(2), np.ones(2), np.zeros(1), np.ones(1))
-    rows = SparseRows(RowSource.of(X, y[:, None], scaling, torch.float64))
+    source = RowSource.of(X, y[:, None], scaling, torch.float64)
     kernel = compile_kernel(KERNEL, 2)
     model = SparseModel(kernel, likelihood or Gaussian(), 1)
     Z = torch.as_tensor(X[:m])
@@ -84,16 +88,10 @@ def stepper(settings, n=80, m=80, likelihood=None):
         batch_size=n,
         max_iter=200,
     )
-    return SparseStepper(
-        model,
-        rows,
-        kernel.theta0,
-        Z,
-        [],
-        torch.ones(2, dtype=torch.float64),
-        SparseSettings(**base | settings),
-        torch.Generator().manual_seed(0),
-    )
+    plan = SimpleNamespace(settings=SparseSettings(**base | settings))
+    units = torch.ones(2, dtype=torch.float64)
+    training = SparseTraining(model, source, plan, [], 1.0)
+    return SparseStepper(training, kernel.theta0, Z, units, torch.Generator().manual_seed(0))
 
 
 @pytest.mark.slow
@@ -127,7 +125,8 @@ def test_both_ways_end_at_the_same_distribution(optimizer, steps):
 def test_small_batches_are_unbiased_for_the_bound():
     """Statistics of random batches average to those of all rows; without n / b they would not."""
     ours = stepper({"batch_size": 8}, m=6)
-    n, whole = 80, ours._evaluate(ours.rows.take(slice(None)), 1.0, False)[1].rows.precision[0]
+    n, weights = 80, torch.ones(80, dtype=torch.float64)
+    whole = ours._batch_sums(torch.arange(n), weights, False).precision[0]
     draws = []
     for _ in range(100):
         draws.append(ours._batch_sums(*next(ours._batches), False).precision[0])
@@ -385,7 +384,7 @@ def test_training_starts_at_a_noise_that_its_steps_can_leave(stand_in, best, sta
     # A start at 0.03 where the bound is best at 0.06 cost 4,000 rows of pol 0.145 nats a test row.
     unit = 2.5
 
-    def bound(kernel, theta, Z, blocks):
+    def bound(kernel, theta, Z, sums, block_rows):
         return SimpleNamespace(value=-((float(theta[-1]) - math.log(best * unit)) ** 2))
 
     stand_in("collapsed_bound", bound)
@@ -393,7 +392,7 @@ def test_training_starts_at_a_noise_that_its_steps_can_leave(stand_in, best, sta
     theta = train.model.kernel.theta0.clone()
     theta[-1] = math.log(1e-4 * unit)
     chosen = best_noise(
-        train.model, theta, torch.zeros(1, 2), train.rows, unit, torch.Generator().manual_seed(0)
+        train.model, theta, torch.zeros(1, 2), train.source, unit, torch.Generator().manual_seed(0)
     )
     assert_allclose(chosen[:-1], theta[:-1])
     assert_allclose(chosen[-1], math.log(start * unit))
