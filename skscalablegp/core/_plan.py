@@ -134,6 +134,11 @@ class Plan:
         return replace(self, ignored={**self.ignored, **ignore(*names, because=because)})
 
     @property
+    def precision(self) -> torch.dtype:
+        """The precision that the choice of `dtype` names."""
+        return getattr(torch, self.choices["dtype"].value)
+
+    @property
     def choices(self) -> dict[str, Choice]:
         """The fields that are choices, by name; those of plans inside this one come first."""
         values = {part.name: getattr(self, part.name) for part in fields(self)}

@@ -80,10 +80,6 @@ class DeepPlan(Plan):
     early_stopping: Choice
 
     @property
-    def precision(self) -> torch.dtype:
-        return getattr(torch, self.dtype.value)
-
-    @property
     def n_scores(self) -> int:
         return min(MOST_SCORES, _SCORES_PER_EPOCH * self.max_epochs.value)
 

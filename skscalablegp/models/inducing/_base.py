@@ -139,7 +139,7 @@ class SparseMixin:
         replaced = f"{exact_summary(n)}: " if plan.whole else ""
         run.reports(
             summary=f"{replaced}{plan.n_inducing.value} inducing points, batches of "
-            f"{plan.settings.batch_size}, in {plan.dtype.value} on "
+            f"{plan.batch_size}, in {plan.dtype.value} on "
             f"{machine.device if plan.whole else run.device}"
         )
         return SparseTraining(model, source, plan, weights, unit, constant)
@@ -153,13 +153,12 @@ class SparseMixin:
         run: FitRun,
     ) -> SparsePlan:
         """The plan with as many points as there is time for."""
-        points, given = int(plan.n_inducing.value), plan.settings.inducing
+        points, given = plan.n_inducing.value, plan.inducing
 
         def evaluate(m: int, some: int) -> None:
             Z = source.take(slice(0, m)).X
-            settings = replace(plan.settings, n_inducing=m, inducing=Z, batch_size=some)
-            copies = [w.clone() for w in weights]
-            timed = SparseTraining(model, source, replace(plan, settings=settings), copies, 1.0)
+            small = replace(plan, n_inducing=Choice(m, ""), inducing=Z, batch_size=some)
+            timed = SparseTraining(model, source, small, [w.clone() for w in weights], 1.0)
             begin(timed, model.kernel.theta0, torch.Generator()).step()
 
         m = affordable_size("n_inducing", points, len(source), evaluate, run)
@@ -167,8 +166,8 @@ class SparseMixin:
             return plan
         if not isinstance(given, str):
             given = given[random_rows(points, m, run.generator).numpy()]
-        settings = replace(plan.settings, n_inducing=m, inducing=given)
-        return replace(plan, n_inducing=Choice(m, "there is no time for more"), settings=settings)
+        fewer = Choice(m, "there is no time for more")
+        return replace(plan, n_inducing=fewer, inducing=given)
 
     def _scaled_points(self, plan: SparsePlan, inputs: Scaling) -> SparsePlan:
         """The plan with the inducing points that the user has given in the model's units."""
@@ -176,7 +175,7 @@ class SparseMixin:
             return plan
         points = check_points("inducing", self.inducing, inputs.x_mean.size)
         points = (points - inputs.x_mean) / inputs.x_scale
-        return replace(plan, settings=replace(plan.settings, inducing=points))
+        return replace(plan, inducing=points)
 
     def _new_network(self, X: np.ndarray, scaling: Scaling) -> Network | None:
         if self.feature_extractor is None:
@@ -249,7 +248,7 @@ class SparseMixin:
         self._keep(training, fit)
         rate = "variational_learning_rate" if self.optimizer is None else "learning_rate"
         run.ended(reason, n_iter=n_start + n_steps, planned=training.plan.enough, rate=rate)
-        epochs = n_steps * training.plan.settings.batch_size / len(training.source)
+        epochs = n_steps * training.plan.batch_size / len(training.source)
         run.reports(jitter=fit.jitter, epochs=epochs)
         return fit
 
@@ -262,7 +261,7 @@ class SparseMixin:
         evaluations, and the reason for their end.
         """
         model, n = training.model, len(training.source)
-        kernel, steps = model.kernel, training.plan.settings.max_iter
+        kernel, steps = model.kernel, training.plan.max_iter.value
         run.preview = self._preview(training, torch.as_tensor, run)
         rows = training.source.take(random_rows(n, n, run.generator))
         problem = GPProblem(kernel, rows)
@@ -302,7 +301,7 @@ class SparseMixin:
             some = _exact(training, kernel, rows)
             start = compared_start(some, StageSettings(self.optimizer, self.max_iter), run)
             return torch.as_tensor(start.theta), 0, End.CONVERGED
-        steps = min(training.plan.settings.max_iter, START_STEPS)
+        steps = min(training.plan.max_iter.value, START_STEPS)
         starts = self._start_problems(model, rows, training.constant)
         best, n_iter, ask = None, 0, asked_once()
         for start in starts:

@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-import torch
 
 from ..._validation import check_points, resolve_dtype
 from ...core import (
@@ -25,7 +24,7 @@ from ...core import (
 )
 from ...core.training import Optimizer, resolve_optimizer
 from ._collapsed import BLOCK_ROWS
-from ._stepper import SparseModel, SparseSettings
+from ._stepper import SparseModel
 
 # Number of inducing points on large tables.
 MOST_POINTS = 512
@@ -49,8 +48,9 @@ class SparsePlan(Plan):
     Attributes
     ----------
     n_inducing, max_iter, variational_learning_rate, dtype : Choice
-    settings : SparseSettings
-        The settings of the steps, with these choices.
+    inducing, optimize_inducing, optimizer, learning_rate, variational_optimizer : object
+        The parameters; points that are given are in the model's units.
+    batch_size : int
     whole : bool
         Whether all rows are inducing points and the exact likelihood is maximised.
     enough : bool
@@ -61,13 +61,14 @@ class SparsePlan(Plan):
     max_iter: Choice
     variational_learning_rate: Choice
     dtype: Choice
-    settings: SparseSettings
+    inducing: Any
+    optimize_inducing: bool
+    optimizer: str | None
+    learning_rate: float
+    variational_optimizer: str
+    batch_size: int
     whole: bool
     enough: bool
-
-    @property
-    def precision(self) -> torch.dtype:
-        return getattr(torch, self.dtype.value)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,19 +127,14 @@ def plan_batches(params: Any, model: SparseModel, n: int, d: int, most: int) -> 
         max_iter=steps,
         variational_learning_rate=rate,
         dtype=dtype,
-        settings=SparseSettings(
-            n_inducing=m,
-            inducing=params.inducing,
-            optimize_inducing=params.optimize_inducing,
-            optimizer=params.optimizer,
-            learning_rate=float(params.learning_rate),
-            variational_optimizer=params.variational_optimizer,
-            variational_learning_rate=float(rate.value),
-            batch_size=batch,
-            max_iter=int(steps.value),
-        ),
+        inducing=params.inducing,
+        optimize_inducing=params.optimize_inducing,
+        optimizer=params.optimizer,
+        learning_rate=float(params.learning_rate),
+        variational_optimizer=params.variational_optimizer,
+        batch_size=batch,
         whole=whole,
-        enough=int(steps.value) >= enough,
+        enough=steps.value >= enough,
         ignored=ignored | _unused(params, model, batch == n, whole),
         needs=_needs(
             m,

@@ -90,21 +90,6 @@ class SparseModel:
         )
 
 
-@dataclass(frozen=True)
-class SparseSettings:
-    """The settings of training, in which "auto" is resolved."""
-
-    n_inducing: int
-    inducing: Any
-    optimize_inducing: bool
-    optimizer: str | None
-    learning_rate: float
-    variational_optimizer: str
-    variational_learning_rate: float
-    batch_size: int
-    max_iter: int
-
-
 class SeenRows:
     """Rows to which the network of a model has been applied."""
 
@@ -185,35 +170,35 @@ class SparseStepper(Stepper):
         self, training: SparseTraining, theta: Tensor, Z: Tensor, unit: Tensor, generator: Generator
     ):
         self.model, self.source, self.weights = training.model, training.source, training.weights
-        settings, constant = training.plan.settings, training.constant
-        self.settings, self.generator, self.unit = settings, generator, unit
+        plan, constant = training.plan, training.constant
+        self.plan, self.generator, self.unit = plan, generator, unit
         self._theta, self._points = theta.clone(), (Z / unit).clone()
         model, likelihood = self.model, self.model.likelihood
         self._bounds = model.kernel.bounds.to(theta.device)
-        self.n_steps, self.flops = 0, 2.0 * len(Z) ** 2 * max(len(Z), settings.batch_size)
+        self.n_steps, self.flops = 0, 2.0 * len(Z) ** 2 * max(len(Z), plan.batch_size)
         if model.kernel.log_prior:
             self.objective_name = "lower bound + log prior per row"
         q = likelihood.n_latent(model.n_outputs)
         prior = NaturalBelief.prior(len(Z), q, model.n_factors, Z.device, constant)
-        rate = settings.variational_learning_rate
-        learns = constant is not None and settings.optimizer is not None
-        whole = settings.batch_size >= len(self.source)
+        rate = float(plan.variational_learning_rate.value)
+        learns = constant is not None and plan.optimizer is not None
+        whole = plan.batch_size >= len(self.source)
         self.belief: MovingBelief = (
             AdamSteps(prior, rate, learns)
-            if settings.variational_optimizer == "adam"
+            if plan.variational_optimizer == "adam"
             else NaturalSteps(prior, rate, likelihood.conjugate, whole, learns)
         )
         self._adam = self._optimizer()
-        self._batches = self.source.batches(settings.batch_size, generator)
+        self._batches = self.source.batches(plan.batch_size, generator)
         self._work = self.source.held(SparseRows, model, generator)
         self._scored = self.source.counted(*drawn_rows(self.source, _SCORE_ROWS, generator))
 
     def _optimizer(self) -> TensorAdam | None:
-        rate, groups = self.settings.learning_rate, []
-        if self.settings.optimizer is not None:
+        rate, groups = self.plan.learning_rate, []
+        if self.plan.optimizer is not None:
             if len(self._theta):
                 groups.append(([self._theta], rate))
-            if self.settings.optimize_inducing:
+            if self.plan.optimize_inducing:
                 groups.append(([self._points], rate))
             if self.model.network is not None:
                 groups.append((self.weights[: self.model.network.n_trainable], 0.1 * rate))
@@ -316,7 +301,7 @@ class SparseStepper(Stepper):
         return SparseFit(theta, Z, weights, belief, value, white.jitter)
 
     def _move_hyperparameters(self, n: int) -> None:
-        done = self.n_steps / max(self.settings.max_iter, 1)
+        done = self.n_steps / max(self.plan.max_iter.value, 1)
         factor = max(0.5 * (1 + math.cos(math.pi * min(done, 1.0))), 0.02)
         factor *= min(1.0, self.n_steps / _WARM_UP)
         if self.model.kernel.log_prior:

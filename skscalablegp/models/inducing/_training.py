@@ -18,11 +18,11 @@ from ...kernels import TorchKernel
 from ...workers import Workers
 from ._bound import NaturalBelief, WhitenedBelief, Whitening
 from ._collapsed import collapsed_bound
+from ._plan import SparsePlan
 from ._stepper import (
     PASS_ROWS,
     SparseFit,
     SparseModel,
-    SparseSettings,
     SparseStepper,
     SparseTraining,
     Values,
@@ -83,21 +83,20 @@ def choose_points(
     theta: Tensor,
     weights: list[Tensor],
     source: RowSource,
-    settings: SparseSettings,
+    plan: SparsePlan,
     generator: Generator,
 ) -> Tensor:
     """Inducing points in the kernel's units: the user's, or some of the rows."""
-    if not isinstance(settings.inducing, str):
-        Z = torch.as_tensor(settings.inducing).to(source.device, source.dtype)
+    m, inducing = plan.n_inducing.value, plan.inducing
+    if not isinstance(inducing, str):
+        Z = torch.as_tensor(inducing).to(source.device, source.dtype)
     else:
-        some = candidates(len(source), source.far_rows(), settings.n_inducing, generator)
+        some = candidates(len(source), source.far_rows(), m, generator)
         Z = source.take(some).X
     with torch.no_grad():
         Z = model.features(weights, Z)
-    if isinstance(settings.inducing, str):
-        chosen = select_inducing(
-            model.kernel, theta, Z, settings.n_inducing, settings.inducing, generator
-        )
+    if isinstance(inducing, str):
+        chosen = select_inducing(model.kernel, theta, Z, m, inducing, generator)
         Z = Z[chosen.to(Z.device)]
     return Z
 
@@ -121,9 +120,9 @@ def begin(
 
     With `choose_noise`, the default kernel's noise is chosen by `best_noise`.
     """
-    model, source, settings = training.model, training.source, training.plan.settings
+    model, source = training.model, training.source
     theta = theta.to(source.device)
-    Z = choose_points(model, theta, training.weights, source, settings, generator)
+    Z = choose_points(model, theta, training.weights, source, training.plan, generator)
     if choose_noise:
         theta = best_noise(model, theta, Z, source, training.unit, generator)
     spread = torch.as_tensor(column_spread(Z.detach().cpu().numpy())).to(Z)
@@ -132,16 +131,16 @@ def begin(
 
 def train_batches(stepper: SparseStepper, run: FitRun) -> tuple[int, End]:
     """Train on batches; the number of steps, and the reason for their end."""
-    settings = stepper.settings
+    steps = stepper.plan.max_iter.value
     run.monitor.begin("full", _CHECKS + 2, stepper.objective_name)
     # Without a score there is only the start, which is kept after a first interrupt.
     with run.budget.may_end(not run.stopped) as ending:
         result = train_steps(
             stepper,
-            max_steps=settings.max_iter,
-            check_every=max(_BETWEEN_CHECKS, settings.max_iter // _CHECKS),
+            max_steps=steps,
+            check_every=max(_BETWEEN_CHECKS, steps // _CHECKS),
             monitor=run.monitor,
-            epochs_per_step=settings.batch_size / len(stepper.source),
+            epochs_per_step=stepper.plan.batch_size / len(stepper.source),
             keep_best=False,
         )
     if ending.reason is not None:

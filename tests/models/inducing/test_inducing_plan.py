@@ -38,8 +38,8 @@ def test_automatic_choices_of_batches(n, m, steps, rate, dtype, whole):
         "dtype": dtype,
     }
     assert plan.whole == whole and plan.enough
-    assert plan.settings.n_inducing == m and plan.settings.max_iter == steps
-    assert plan.settings.batch_size == min(n, 1024)
+    assert plan.n_inducing.value == m and plan.max_iter.value == steps
+    assert plan.batch_size == min(n, 1024)
     assert ("optimize_inducing" in plan.ignored) == whole
 
 

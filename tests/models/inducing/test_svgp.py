@@ -17,12 +17,12 @@ from sklearn.metrics import log_loss
 from sklearn.model_selection import train_test_split
 
 from skscalablegp import SGPRRegressor, SVGPClassifier, SVGPRegressor
+from skscalablegp.core import Choice
 from skscalablegp.core.data import RowSource, Scaling
 from skscalablegp.kernels import compile_kernel
 from skscalablegp.likelihoods import Bernoulli, Gaussian, StudentT
 from skscalablegp.models.inducing import SparseModel
 from skscalablegp.models.inducing._stepper import (
-    SparseSettings,
     SparseStepper,
     SparseTraining,
 )
@@ -78,8 +78,6 @@ def stepper(settings, n=80, m=80, likelihood=None):
     model = SparseModel(kernel, likelihood or Gaussian(), 1)
     Z = torch.as_tensor(X[:m])
     base = dict(
-        n_inducing=m,
-        inducing="random",
         optimize_inducing=False,
         optimizer="adam",
         learning_rate=0.05,
@@ -88,7 +86,9 @@ def stepper(settings, n=80, m=80, likelihood=None):
         batch_size=n,
         max_iter=200,
     )
-    plan = SimpleNamespace(settings=SparseSettings(**base | settings))
+    plan = SimpleNamespace(**base | settings)
+    for name in ("max_iter", "variational_learning_rate"):
+        setattr(plan, name, Choice(getattr(plan, name), ""))
     units = torch.ones(2, dtype=torch.float64)
     training = SparseTraining(model, source, plan, [], 1.0)
     return SparseStepper(training, kernel.theta0, Z, units, torch.Generator().manual_seed(0))
