@@ -23,7 +23,7 @@ from sklearn.gaussian_process.kernels import ConstantKernel, Matern, WhiteKernel
 
 from skscalablegp import IterativeGPRegressor, RFFRegressor, RRCGRegressor, distribute, load
 from skscalablegp.kernels import compile_kernel
-from skscalablegp.linalg.operators import KernelOperator, SharedOperator, kernel_operator
+from skscalablegp.linalg.operators import KernelOperator, RankOperator, kernel_operator
 from skscalablegp.workers import RankError, leading
 from skscalablegp.workers._group import Group
 
@@ -67,7 +67,7 @@ def compare_products(keep):
     """The largest errors of a shared operator, what each rank stores, and bytes of a product."""
     X, ranks = table()[0], leading()
     H, alone = operators(X, keep)
-    assert isinstance(H, SharedOperator)
+    assert isinstance(H, RankOperator)
     V, W = normal(len(X), 7), normal(len(X), 7, seed=1)
     idx, new = torch.tensor([5, 1400, 17]), normal(900, 3, seed=2)
     H.matmul(V[:, :1])

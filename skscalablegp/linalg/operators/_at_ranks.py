@@ -49,7 +49,7 @@ def kernel_operator(
     if ranks is None or ranks.size == 1 or alone:
         return KernelOperator(kernel, theta, X, extra_noise, **settings)
     settings["tile"] = _tile_for(len(X), ranks.size, X.device)
-    return SharedOperator(kernel, theta, X, extra_noise, ranks=ranks, **settings)
+    return RankOperator(kernel, theta, X, extra_noise, ranks=ranks, **settings)
 
 
 def _tile_for(n: int, size: int, device: torch.device) -> int:
@@ -60,7 +60,7 @@ def _tile_for(n: int, size: int, device: torch.device) -> int:
     return tile
 
 
-class SharedOperator(KernelOperator):
+class RankOperator(KernelOperator):
     """H of which every rank evaluates, or keeps, each p-th tile on and above the diagonal.
 
     Rank 0 sends the columns V of a product to all ranks and adds up their results: 2 (p - 1) n s
@@ -89,7 +89,7 @@ class SharedOperator(KernelOperator):
         super().__init__(kernel, theta, X, extra_noise, **settings)
         self._ranks = ranks
         self._stored: dict[tuple[int, int], Tensor] = {}
-        self._precise: SharedOperator | None = None
+        self._precise: RankOperator | None = None
         if self._keep:
             self._fused = None
             self._own = {(left.start, right.start) for left, right in self.own_pairs()}
@@ -146,19 +146,19 @@ class SharedOperator(KernelOperator):
             extra = None if self.extra_noise is None else self.extra_noise.to(dtype)
             settings: dict[str, Any] = {"tile": self._tile_rows, "products": self.products}
             settings["counts"] = self.counts.to(dtype)
-            self._precise = SharedOperator(
+            self._precise = RankOperator(
                 self.kernel, self.theta, self.X.to(dtype), extra, ranks=self._ranks, **settings
             )
         return self._precise
 
     def cross(self, X: Float[Tensor, "m d"]) -> CrossOperator:
-        return SharedCross(self, X)
+        return RankCross(self, X)
 
 
-class SharedCross(CrossOperator):
+class RankCross(CrossOperator):
     """k(X, training rows) of which every rank evaluates each p-th tile in a product."""
 
-    _operator: SharedOperator
+    _operator: RankOperator
 
     def matmul(self, V: Float[Tensor, "n s"]) -> Float[Tensor, "m s"]:
         op = self._operator
@@ -170,7 +170,7 @@ class SharedCross(CrossOperator):
 # ---------------------------------------------------------------- on all ranks
 
 
-def _described(op: SharedOperator, ranks: Ranks) -> tuple:
+def _described(op: RankOperator, ranks: Ranks) -> tuple:
     known = [] if op.extra_noise is None else [op.extra_noise]
     settings = {"keep": op._keep, "products": op.products, "tile": op._tile_rows}
     rows = ranks.held(op.X)
@@ -184,19 +184,19 @@ def _build(
     X: int,
     settings: dict[str, Any],
     extra_noise: Tensor | None = None,
-) -> SharedOperator:
-    return SharedOperator(kernel, theta, ranks.kept(X), extra_noise, ranks=ranks, **settings)
+) -> RankOperator:
+    return RankOperator(kernel, theta, ranks.kept(X), extra_noise, ranks=ranks, **settings)
 
 
-def _own_product(op: SharedOperator, V: Tensor) -> tuple[Tensor]:
+def _own_product(op: RankOperator, V: Tensor) -> tuple[Tensor]:
     out = torch.zeros_like(V) if op._ranks.rank else V * op.noise[:, None]
     return (op._tiled_product(out, V, op.own_pairs()),)
 
 
-def _own_gradient(op: SharedOperator, left: Tensor, right: Tensor) -> tuple[Tensor]:
+def _own_gradient(op: RankOperator, left: Tensor, right: Tensor) -> tuple[Tensor]:
     return (op._tiled_gradient(left, right, op.own_pairs()),)
 
 
-def _own_cross(op: SharedOperator, X: Tensor, V: Tensor) -> tuple[Tensor]:
-    cross = SharedCross(op, X)
+def _own_cross(op: RankOperator, X: Tensor, V: Tensor) -> tuple[Tensor]:
+    cross = RankCross(op, X)
     return (cross._tiled_product(V, op._ranks.rank, op._ranks.size),)
