@@ -29,7 +29,7 @@ def parts_of(call: Call, inside: bool = False) -> dict[str, list[str]]:
 
     `inside` is whether the fit is part of another one.
     """
-    found = call_parts(*call, left_out=_LEFT_OUT_INSIDE if inside else _LEFT_OUT)
+    found = call_parts(call, _LEFT_OUT_INSIDE if inside else _LEFT_OUT)
     settings = call.estimator.get_params(deep=False)
     return found | (fitted_parts(call.estimator) if settings.get("warm_start") else {})
 

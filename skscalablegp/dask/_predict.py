@@ -74,23 +74,17 @@ def predict(client: Client, model: Any, X: Any, *, method: str = "predict", **op
     check_client(client)
     if options.get("return_cov"):
         raise ValueError("return_cov=True has no result for each row: use model.predict.")
-    call = getattr(model, method)
     rows, settings = split(options)
     parts = partitions({"X": X, **rows})
     # A row or two like those of X, whose prediction has the type of all predictions.
     like = np.zeros((1, *X.shape[1:]), X.dtype) if isinstance(X, da.Array) else X._meta_nonempty
-    known = {name: np.ones(len(like)) for name in rows}
-    example = call(like, **known, **settings)
+    example = {"X": like} | {name: np.ones(len(like)) for name in rows}
+    empty = [one[:0] for one in _predicted(model, method, example, settings, [])]
     there = client.scatter(model, hash=False)
     run = delayed(_predicted, pure=False)
-    several = isinstance(example, tuple)
-    found = []
-    for k, one in enumerate(example if several else (example,)):
-        empty = _as_rows(one, like, method, model)[:0]
-        found.append((k if several else None, empty))
-    results = [run(there, method, part, settings, [e for _, e in found]) for part in parts]
-    made = tuple(_collected([r[k] for r in results], X, e) for k, (_, e) in enumerate(found))
-    return made if several else made[0]
+    results = [run(there, method, part, settings, empty) for part in parts]
+    made = tuple(_collected([r[k] for r in results], X, one) for k, one in enumerate(empty))
+    return made if len(made) > 1 else made[0]
 
 
 def _predicted(model: Any, method: str, part: dict, settings: dict, empty: list) -> list:

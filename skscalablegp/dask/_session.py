@@ -105,7 +105,7 @@ def _life(session: Session, rank: int) -> Life:
         store = TCPStore(host, session.port, None, False, limit)
     except RuntimeError as error:
         raise RankError(f"{names[0]} cannot be reached at {host}") from error
-    return Life(store, rank, len(names), session.timeout, session.patience, names)
+    return Life(store, rank, names, session.timeout, session.patience)
 
 
 def _check_workers(session: Session, ranks: Ranks) -> None:

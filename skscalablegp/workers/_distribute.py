@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -14,9 +13,6 @@ from .._calls import called
 from .._validation import check_number
 from ._life import Life
 from ._ranks import Ranks
-
-# What launchers set for `torch.distributed.init_process_group`.
-_VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
 @contextmanager
@@ -102,8 +98,8 @@ def distribute(
     check_settings(timeout, rows, patience)
     started = _initialise()
     try:
-        rank, size = dist.get_rank(), dist.get_world_size()
-        with met_at(Life(_store(), rank, size, float(timeout), float(patience)), rows) as ranks:
+        names = [f"rank {rank}" for rank in range(dist.get_world_size())]
+        with met_at(Life(_store(), dist.get_rank(), names, timeout, patience), rows) as ranks:
             yield ranks
     finally:
         if started:
@@ -157,16 +153,14 @@ def _store() -> Any:
 
 def _initialise() -> bool:
     """Initialise torch's process group, unless there is one; returns whether that was needed."""
-    if not dist.is_available():
-        raise RuntimeError("This build of torch has no torch.distributed: install another one.")
     if dist.is_initialized():
         return False
-    missing = [name for name in _VARIABLES if name not in os.environ]
-    if missing:
+    try:
+        dist.init_process_group("gloo")
+    except ValueError as error:
         raise RuntimeError(
-            f"distribute() found no process group, and no {', '.join(missing)} in the environment: "
-            "start the program on all machines by torchrun, for example torchrun --nproc-per-node "
-            "2 fit.py, or call torch.distributed.init_process_group first."
-        )
-    dist.init_process_group("gloo")
+            f"distribute() found no process group, and cannot initialise one: {error}. Start the "
+            "program on all machines by torchrun, for example torchrun --nproc-per-node 2 fit.py, "
+            "or call torch.distributed.init_process_group first."
+        ) from error
     return True

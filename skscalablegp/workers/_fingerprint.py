@@ -6,7 +6,7 @@ import inspect
 import json
 import platform
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from typing import Any
 
@@ -14,6 +14,7 @@ import joblib
 import numpy as np
 import torch
 
+from .._calls import Call
 from ._life import RankError
 
 # Packages whose versions decide results.
@@ -32,27 +33,19 @@ def versions() -> dict[str, list[str]]:
     return {f"version of {name}": [value, value] for name, value in found.items()}
 
 
-def fingerprint(
-    method: Callable, estimator: Any, args: tuple, kwargs: dict[str, Any], own: bool = False
-) -> str:
+def fingerprint(call: Call, own: bool = False) -> str:
     """What a call is about, as JSON: a hash and a short text for each part of it.
 
     With `own`, each rank has other rows, of which only the names of columns and the number of
     dimensions are compared.
     """
-    found = call_parts(method, estimator, args, kwargs, _OWN, own)
-    return json.dumps(found | versions() | fitted_parts(estimator))
+    found = call_parts(call, _OWN, own) | versions() | fitted_parts(call.estimator)
+    return json.dumps(found)
 
 
-def call_parts(
-    method: Callable,
-    estimator: Any,
-    args: tuple,
-    kwargs: dict[str, Any],
-    left_out: set[str],
-    own: bool = False,
-) -> dict[str, list[str]]:
+def call_parts(call: Call, left_out: set[str], own: bool = False) -> dict[str, list[str]]:
     """The method, the parameters but some, and the arguments, as parts of a fingerprint."""
+    method, estimator, args, kwargs = call
     found = {"call": _described(f"{type(estimator).__name__}.{method.__name__}")}
     for name, value in estimator.get_params(deep=True).items():
         if not left_out & set(name.split("__")):

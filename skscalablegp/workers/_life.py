@@ -26,30 +26,24 @@ class Life:
     ----------
     store : torch.distributed.Store
         Shared by the ranks, with keys of its own.
-    rank, size : int
+    rank : int
+    names : sequence of str
+        What messages call the ranks.
     timeout : float
         Seconds without a heartbeat after which a rank is considered lost.
     patience : float
         Seconds that the other ranks wait for one that is alive but busy with something else.
-    names : sequence of str, optional
-        What messages call the ranks.
     """
 
     def __init__(
-        self,
-        store: Any,
-        rank: int,
-        size: int,
-        timeout: float,
-        patience: float,
-        names: Sequence[str] = (),
+        self, store: Any, rank: int, names: Sequence[str], timeout: float, patience: float
     ):
-        self.rank, self.size, self.timeout, self._patience = rank, size, timeout, patience
-        self._names = names or [f"rank {number}" for number in range(size)]
+        self.rank, self.size, self._names = rank, len(names), names
+        self.timeout, self._patience = float(timeout), float(patience)
         self.store, self._beats = store.clone(), store.clone()
         for connection in (self.store, self._beats):
             connection.set_timeout(timedelta(seconds=timeout))
-        self._silence = dict.fromkeys(range(size), 0.0)
+        self._silence = dict.fromkeys(range(self.size), 0.0)
         self._left: dict[int, str] = {}
         self._notice, self._unreachable, self._stages = "", 0.0, 0
         self._stop, self._pause = threading.Event(), threading.Event()

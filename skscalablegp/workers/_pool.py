@@ -108,11 +108,7 @@ def map_in_order(
     if alone or (device is not None and device.type != "cpu"):
         yield from map(function, items)
         return
-    work = _Work(function, items)
-    try:
-        yield from work.results()
-    finally:
-        work.stop()
+    yield from _Work(function, items).results()
 
 
 class _Work:
@@ -131,12 +127,20 @@ class _Work:
     def results(self) -> Iterator[Any]:
         waiting: deque[Future] = deque()
         ahead, handed_out = _AHEAD * self._workers, self._handed_out()
-        while True:
-            if len(waiting) <= ahead // 2:
-                waiting.extend(islice(handed_out, ahead - len(waiting)))
-            if not waiting:
-                return
-            yield waiting.popleft().result()
+        try:
+            while True:
+                if len(waiting) <= ahead // 2:
+                    waiting.extend(islice(handed_out, ahead - len(waiting)))
+                if not waiting:
+                    return
+                yield waiting.popleft().result()
+        finally:
+            # Hand out no further items, and wait for the current ones, which may write to results.
+            with self._changed:
+                self._over = True
+                # An interrupt between handing over and counting leaves the count one too small.
+                while self._active > 0:
+                    self._changed.wait()
 
     def _handed_out(self) -> Iterator[Future]:
         """Hand out one item after the other; the last one may be the error of their iterator."""
@@ -174,14 +178,6 @@ class _Work:
                     self._over = True
                     future.set_exception(error)
                     del future  # The error refers to this frame: a cycle would keep both alive.
-
-    def stop(self) -> None:
-        """Hand out no further items, and wait for the current ones, which may write to results."""
-        with self._changed:
-            self._over = True
-            # An interrupt between handing over and counting leaves the count one too small.
-            while self._active > 0:
-                self._changed.wait()
 
 
 @cache

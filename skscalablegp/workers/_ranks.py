@@ -100,7 +100,7 @@ class Ranks(Group):
             if own and method.__name__ not in _FITS:
                 # Predictions of a rank's own rows concern no other rank.
                 return method(estimator, *args, **kwargs)
-            found = self.exchange("call", fingerprint(method, estimator, args, kwargs, own))
+            found = self.exchange("call", fingerprint(Call(method, estimator, args, kwargs), own))
             try:
                 check_same(found)
             except RankError:

@@ -271,6 +271,12 @@ def _received(sent: _Sent) -> Any:
 # ---------------------------------------------------------------- ranks
 
 
+def _copied(thing: Any, ranks: Ranks) -> tuple:
+    data, *arrays = _packed(thing)
+    held = [ranks.held(_as_tensor(array)) for array in arrays]
+    return (_copy, data.tobytes(), [one.number for one in held]), [], held
+
+
 class RankWorkers(Workers):
     """An object at each rank: the same, or one of the rows that this rank alone has.
 
@@ -290,9 +296,7 @@ class RankWorkers(Workers):
         self._number = ranks.number_for(self) if number is None else number
 
     @classmethod
-    def of(
-        cls, ranks: Ranks, own: Any, described: Callable[[Any, Ranks], tuple] | None = None
-    ) -> RankWorkers:
+    def of(cls, ranks: Ranks, own: Any, described: Callable[..., tuple] = _copied) -> RankWorkers:
         """A copy of `own` at each rank, or what stands for it there, once for each object.
 
         ``described(own, ranks)`` returns ``(make, *args), tensors, keep``: the other ranks have
@@ -300,7 +304,7 @@ class RankWorkers(Workers):
         """
 
         def place(own: Any, ranks: Ranks) -> tuple[int, list]:
-            made, tensors, keep = (described or _copied)(own, ranks)
+            made, tensors, keep = described(own, ranks)
             return ranks.place(own, *made, tensors=tensors), keep
 
         return cls(ranks, own, _placed(own, ranks, place)[0])
@@ -368,12 +372,6 @@ class RankWorkers(Workers):
         wanted = [] if rows is None else [torch.as_tensor(rows).cpu()]
         given = self._number, end, work, args, self._ends if wanted else None, len(along)
         return self.ranks.together(_run, *given, tensors=[*wanted, *along, *tensors])
-
-
-def _copied(thing: Any, ranks: Ranks) -> tuple:
-    data, *arrays = _packed(thing)
-    held = [ranks.held(_as_tensor(array)) for array in arrays]
-    return (_copy, data.tobytes(), [one.number for one in held]), [], held
 
 
 # ---------------------------------------------------------------- on all ranks
