@@ -121,8 +121,13 @@ def check_client(client: Any) -> None:
 
 def _held(client: Client, parts: list[Future]) -> dict[str, list[Future]]:
     """The computed partitions that have rows, by worker, that of rank 0 first."""
+    asked = client.map(described, parts, pure=False)
     try:
-        sizes = client.gather(client.map(described, parts, pure=False))
+        wait(asked)
+        for future in asked:
+            if future.status == "error":
+                future.result()
+        sizes = client.gather(asked)
     except CancelledError as error:
         raise RankError(
             "a worker has ended before the fit, and the data that only this worker held are lost"
@@ -164,19 +169,22 @@ def _run(
         parts = own if not table else [] if rank else table
         task = (session, rank, parts, estimator, settings)
         futures.append(client.submit(fitted_at, *task, workers=[worker], pure=False, retries=0))
+    seconds = 2 * session.timeout
     try:
         _watch(client, session, futures)
         return futures[0].result()
-    except BaseException as error:
-        # Ranks that wait are told, and those that have not begun are withdrawn.
-        _close(client, session, f"the fit has ended with {type(error).__name__}: {error}")
-        pending = [f for f in futures if f.status == "pending"]
-        if pending and not isinstance(error, KeyboardInterrupt):
-            pending = _settled(pending, 2 * session.timeout)
-        client.cancel(pending, force=True)
+    except KeyboardInterrupt:
+        seconds = 0.0
         raise
     finally:
-        _close(client, session)
+        # Ranks notice the end of the store; those that have not begun are withdrawn. A call of a
+        # worker that has ended would wait for it for half a minute.
+        if 0 not in _gone(client, session):
+            first = session.workers[:1]
+            client.run(closed, session.port, workers=list(first), on_error="ignore")
+        pending = [f for f in futures if f.status == "pending"]
+        if pending:
+            client.cancel(_settled(pending, seconds), force=True)
 
 
 def _watch(client: Client, session: Session, futures: list[Future]) -> None:
@@ -196,13 +204,6 @@ def _watch(client: Client, session: Session, futures: list[Future]) -> None:
         errors = [f.exception() for f in futures if f.status == "error"]
         own = [error for error in errors if not isinstance(error, RankError)]
         raise (own or errors or [RankError("a task of the fit was cancelled")])[0]
-
-
-def _close(client: Client, session: Session, *why: str) -> None:
-    """Close the store of a session, or say in it why the fit has ended."""
-    # A call of a worker that has ended would wait for it for half a minute.
-    if 0 not in _gone(client, session):
-        client.run(closed, session.port, *why, workers=[session.workers[0]], on_error="ignore")
 
 
 def _gone(client: Client, session: Session) -> list[int]:

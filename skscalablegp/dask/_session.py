@@ -61,11 +61,9 @@ def opened(address: str) -> int:
     return int(store.port)
 
 
-def closed(port: int, why: str = "") -> None:
-    """Close the store, or tell the ranks why the fit has ended."""
-    store = _STORES.get(port) if why else _STORES.pop(port, None)
-    if store is not None and why:
-        store.set("failed", why)
+def closed(port: int) -> None:
+    """Close the store, whose end those notice who still wait for others."""
+    _STORES.pop(port, None)
 
 
 def described(part: dict[str, Any]) -> tuple[int, int]:

@@ -13,6 +13,10 @@ from .._clock import now
 _BEAT = 0.5
 # After a message has failed, a rank without a heartbeat for so many seconds is named as the cause.
 _SILENT = 3.0
+_NO_STORE = (
+    "rank 0, or the launcher beside it, which keeps torch's key-value store, has ended or cannot "
+    "be reached"
+)
 
 
 class RankError(RuntimeError):
@@ -42,10 +46,10 @@ class Life:
         self.timeout, self._patience = float(timeout), float(patience)
         self.store, self._beats = store.clone(), store.clone()
         for connection in (self.store, self._beats):
-            connection.set_timeout(timedelta(seconds=timeout))
+            connection.set_timeout(timedelta(seconds=self.timeout))
         self._silence = dict.fromkeys(range(self.size), 0.0)
         self._left: dict[int, str] = {}
-        self._notice, self._unreachable, self._stages = "", 0.0, 0
+        self._notice, self._lost, self._stages = "", 0.0, 0
         self._stop, self._pause = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._watch, name="ranks", daemon=True)
 
@@ -89,8 +93,6 @@ class Life:
 
     def _look_for(self, keys: list[str], waited: float) -> None:
         """Raise if a rank will not reach this step."""
-        self._reach(lambda: self._hear(self.store))
-        self.check()
         there = [self._reach(lambda key=key: self.store.check([key])) for key in keys]
         missing = [rank for rank, found in enumerate(there) if not found]
         for rank in missing:
@@ -110,7 +112,7 @@ class Life:
         try:
             return ask()
         except RuntimeError as error:
-            raise RankError(self._no_store()) from error
+            raise RankError(_NO_STORE) from error
 
     # ------------------------------------------------------------------ life
 
@@ -120,18 +122,18 @@ class Life:
     def _watch(self) -> None:
         keys = [f"life/{rank}" for rank in range(self.size)]
         last: dict[int, tuple[str, float]] = {}
-        beat, lost = 0, 0.0
+        beat = 0
         while not self._stop.wait(_BEAT):
             beat += 1
             try:
                 self._beats.set(keys[self.rank], f"{beat}|")
                 found = [value.decode() for value in self._beats.multi_get(keys)]
-                self._hear(self._beats)
+                if self._beats.check(["failed"]):
+                    self._notice = self._beats.get("failed").decode()
             except RuntimeError:
-                lost = lost or now()
-                self._unreachable = max(now() - lost, _BEAT)
+                self._lost = self._lost or now()
                 continue
-            lost = self._unreachable = 0.0
+            self._lost = 0.0
             for rank, value in enumerate(found):
                 at, left = value.partition("|")[::2]
                 if left:
@@ -140,16 +142,12 @@ class Life:
                     last[rank] = at, now()
                 self._silence[rank] = now() - last[rank][1]
 
-    def _hear(self, store: Any) -> None:
-        if store.check(["failed"]):
-            self._notice = store.get("failed").decode()
-
     def check(self) -> None:
         """Raise if a rank has failed or has been silent for too long."""
         if self._notice:
             raise RankError(self._notice)
-        if self._unreachable > _SILENT:
-            raise RankError(self._no_store())
+        if self._lost and now() - self._lost > _SILENT:
+            raise RankError(_NO_STORE)
         silent = self._silent(self.timeout)
         if silent:
             raise RankError(
@@ -170,8 +168,8 @@ class Life:
         for _ in range(int(3 * _SILENT / _BEAT)):
             if self._notice:
                 return RankError(self._notice)
-            if self._unreachable:
-                return RankError(self._no_store())
+            if self._lost:
+                return RankError(_NO_STORE)
             silent = self._silent(_SILENT) or list(self._left)
             if silent:
                 return RankError(self.fail(f"{self._named(silent)} has ended or cannot be reached"))
@@ -183,12 +181,6 @@ class Life:
 
     def _silent(self, seconds: float) -> list[int]:
         return [r for r, s in self._silence.items() if s > seconds and r not in self._left]
-
-    def _no_store(self) -> str:
-        return (
-            "rank 0, or the launcher beside it, which keeps torch's key-value store, has ended or "
-            "cannot be reached"
-        )
 
     def _named(self, ranks: list[int]) -> str:
         return ", ".join(self._names[rank] for rank in ranks)

@@ -69,6 +69,8 @@ class Ranks(Group):
         The number of this process, from 0, and the number of processes.
     rows : {"replicated", "own"}
         Whether each rank passes all rows to a fit, or different ones.
+    objects : mapping of int to object
+        What this rank keeps of objects of rank 0, by number.
     tasks : int
         How many tasks rank 0 has given to all ranks.
     bytes_sent : int
@@ -82,7 +84,7 @@ class Ranks(Group):
         # The arguments that this rank has passed to the fit under way.
         self.arguments: Call | None = None
         # The others keep what rank 0 has; there it ends with its last use.
-        self._objects: Any = {} if self.rank else weakref.WeakValueDictionary()
+        self.objects: Any = {} if self.rank else weakref.WeakValueDictionary()
         self._held: weakref.WeakValueDictionary[str, Held] = weakref.WeakValueDictionary()
         self._numbers = itertools.count()
         self._dropped: list[int] = []
@@ -140,10 +142,9 @@ class Ranks(Group):
             try:
                 with led(self):
                     result = work()
-            except RankError:
-                raise
             except BaseException as error:
-                self.together(_ended, _portable(error), None)
+                if not isinstance(error, RankError):
+                    self.together(_ended, _portable(error), None)
                 raise
             self.together(_ended, None, result)
             return result
@@ -175,19 +176,12 @@ class Ranks(Group):
         specs = [(tuple(t.shape), t.dtype, t.device.type) for t in tensors]
         # Neither does a time budget end a step that all ranks take.
         with self._lock, interrupts_wait(), watched(None), self._failing_together():
+            self.life.check()
             dropped = [self._dropped.pop() for _ in range(len(self._dropped))]
             self._send((work, args, specs, dropped))
             for tensor in tensors:
                 self.broadcast(tensor)
             return self._own_part(work, args, tensors)
-
-    def keep(self, number: int, value: Any) -> None:
-        """Keep an object of this rank under a number."""
-        self._objects[number] = value
-
-    def kept(self, number: int) -> Any:
-        """The object that this rank keeps under a number."""
-        return self._objects[number]
 
     def number_for(self, owner: Any) -> int:
         """A new number; the other ranks drop its object when `owner` ends at rank 0."""
@@ -225,7 +219,7 @@ class Ranks(Group):
         while True:
             work, args, specs, dropped = self._receive()
             for number in dropped:
-                self._objects.pop(number, None)
+                self.objects.pop(number, None)
             tensors = [torch.empty(s, dtype=t, device=self.device(kind)) for s, t, kind in specs]
             for tensor in tensors:
                 self.broadcast(tensor)
@@ -298,7 +292,7 @@ def _ended(ranks: Ranks, error: BaseException | None, result: Any) -> None:
 
 def _place(ranks: Ranks, number: int, make: Callable, args: tuple, *tensors: Tensor) -> None:
     if ranks.rank:
-        ranks.keep(number, make(ranks, *args, *tensors))
+        ranks.objects[number] = make(ranks, *args, *tensors)
 
 
 def _itself(ranks: Ranks, tensor: Tensor) -> Tensor:

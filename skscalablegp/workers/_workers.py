@@ -368,7 +368,7 @@ class RankWorkers(Workers):
         return [0, *accumulate(self.sizes)]
 
     def _run(self, end, work, args, rows=None, along=(), tensors=()) -> Any:
-        self.ranks.keep(self._number, self)
+        self.ranks.objects[self._number] = self
         wanted = [] if rows is None else [torch.as_tensor(rows).cpu()]
         given = self._number, end, work, args, self._ends if wanted else None, len(along)
         return self.ranks.together(_run, *given, tensors=[*wanted, *along, *tensors])
@@ -378,7 +378,7 @@ class RankWorkers(Workers):
 
 
 def _copy(ranks: Ranks, data: bytes, arrays: list[int]) -> Any:
-    return pickle.loads(data, buffers=[ranks.kept(number).numpy() for number in arrays])
+    return pickle.loads(data, buffers=[ranks.objects[number].numpy() for number in arrays])
 
 
 def _read(ranks: Ranks, number: int, make: Callable, args: tuple) -> tuple[Any, list[int | str]]:
@@ -405,7 +405,7 @@ def _run(
     *tensors: Tensor,
 ) -> Any:
     """``end(ranks, answer)`` for the function that answers for the rows of this rank."""
-    kept, numbers, own = ranks.kept(number), [], slice(None)
+    kept, numbers, own = ranks.objects[number], [], slice(None)
     if ends is not None:
         wanted, *tensors = tensors
         begin, stop = ends[ranks.rank : ranks.rank + 2]
@@ -422,7 +422,7 @@ def _run(
 def _keep(ranks: Ranks, make: Callable[[], Any], number: int) -> Any:
     made = make()
     if ranks.rank:
-        ranks.keep(number, made)
+        ranks.objects[number] = made
     return made
 
 

@@ -185,7 +185,7 @@ def _build(
     settings: dict[str, Any],
     extra_noise: Tensor | None = None,
 ) -> RankOperator:
-    return RankOperator(kernel, theta, ranks.kept(X), extra_noise, ranks=ranks, **settings)
+    return RankOperator(kernel, theta, ranks.objects[X], extra_noise, ranks=ranks, **settings)
 
 
 def _own_product(op: RankOperator, V: Tensor) -> tuple[Tensor]:
