@@ -40,7 +40,7 @@ from skscalablegp import (
     SVGPClassifier,
     SVGPRegressor,
 )
-from skscalablegp.workers import RankError
+from skscalablegp.workers import RankError, versions
 
 QUIET = {"threads_per_worker": 1, "dashboard_address": ":0"}
 # Uneven partitions, one of them empty and one of a single row.
@@ -417,6 +417,15 @@ def test_a_worker_that_ends_is_named_and_later_fits_work(client, first):
     client.wait_for_workers(2)
     again = gp.fit(client, iterative(), spread(client, X), spread(client, y))
     assert again.fit_report_.ranks == 2
+
+
+def test_workers_need_the_versions_of_the_client(single, monkeypatch):
+    X, y = table(20)
+    rows, target = (spread(single, a, (20,)) for a in (X, y))
+    other = versions() | {"version of torch": ["0.1", "0.1"]}
+    monkeypatch.setattr("skscalablegp.dask._fit.versions", lambda: other)
+    with pytest.raises(RankError, match="version of torch is 0.1 here and 2.* at .*: install"):
+        gp.fit(single, features(), rows, target)
 
 
 @pytest.mark.slow

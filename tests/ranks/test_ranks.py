@@ -22,9 +22,10 @@ from sklearn.base import BaseEstimator, clone
 from sklearn.gaussian_process.kernels import ConstantKernel, Matern, WhiteKernel
 
 from skscalablegp import IterativeGPRegressor, RFFRegressor, RRCGRegressor, distribute, load
+from skscalablegp._calls import Call
 from skscalablegp.kernels import compile_kernel
 from skscalablegp.linalg.operators import KernelOperator, RankOperator, kernel_operator
-from skscalablegp.workers import RankError, leading
+from skscalablegp.workers import RankError, call_parts, leading
 from skscalablegp.workers._group import Group
 
 KERNEL = ConstantKernel(1.3) * Matern([0.6, 1.1, 2.0], nu=1.5) + WhiteKernel(0.2)
@@ -268,6 +269,27 @@ def task_that_fails():
 def ask(question):
     with distribute(timeout=20):
         Asked().ask(question)
+
+
+def task_after_a_failure():
+    ranks = leading()
+    ranks.life.fail("rank 1 has failed")
+    ranks.together(exit)
+
+
+def test_no_task_is_given_after_a_failure():
+    ((code, text),) = launch(1, ask, task_after_a_failure)
+    assert code == 3 and text == "RankError: rank 1 has failed"
+
+
+def test_hashes_are_those_of_values_wherever_they_are():
+    X, y = table(n=20)
+
+    def parts(X):
+        return call_parts(Call(RFFRegressor.fit, RFFRegressor(), (X, y), {}), set())
+
+    assert parts(np.asfortranarray(X)) == parts(np.repeat(X, 2, axis=1)[:, ::2]) == parts(X)
+    assert parts(X + 1e-12)["X"][0] != parts(X)["X"][0]
 
 
 class Ending:
