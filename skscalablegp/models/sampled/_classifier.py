@@ -19,7 +19,7 @@ from ...core.likelihoods import (
 )
 from ...core.posteriors import Affine
 from ._base import QSGPMixin
-from ._start import random_part
+from ._start import random_part, rows_of
 
 # The latent functions have large variances, so that the quadrature needs many nodes.
 _LIKELIHOOD = Bernoulli(n_nodes=101)
@@ -369,8 +369,9 @@ class QSGPClassifier(QSGPMixin, GPClassifierBase):
         """
         n, posterior = len(source), self._build_posterior()
         generator = np.random.RandomState(0)
-        index, rows = random_part(source, np.arange(n), _POWER_ROWS, generator)
-        Y, parts = rows.Y, []
+        index, counts = random_part(source, np.arange(n), _POWER_ROWS, generator)
+        rows, parts = rows_of(source, index, counts), []
+        Y = rows.Y
         for start in range(0, len(Y), _ROWS):
             some = slice(start, start + _ROWS)
             X = rows.X[some].to(posterior.device, posterior.dtype)

@@ -232,7 +232,10 @@ def newton_steps(batch: FullBatch, max_iter: int, tol: float = 1e-6) -> Iterator
         factor, _ = cholesky_with_jitter(precision)
         loss, gradient = batch.loss(mean)
         change = torch.cholesky_solve(gradient, factor)
-        change = _accepted(change, loss, lambda w: batch.loss(w, eval_gradient=False)[0], mean)
+        # The step is halved until it does not raise the loss.
+        halves = (0.5**k * change for k in range(30))
+        lower = (h for h in halves if batch.loss(mean - h, eval_gradient=False)[0] <= loss)
+        change = next(lower, torch.zeros_like(mean))
         given = {"tensors": [factor, mean, change]}
         moved, largest = map(max, zip(*rows.call(_moved, step, **given), strict=True))
         mean = mean - change
@@ -249,17 +252,6 @@ def _solved(L: Tensor, right: Tensor) -> Tensor:
 def _std(phi: Tensor, L: Tensor) -> Tensor:
     """Standard deviations (n, 1) of the functions' values; O(n m^2)."""
     return _solved(L, phi.T).square().sum(0)[:, None].sqrt()
-
-
-def _accepted(
-    change: Tensor, loss: float, loss_at: Callable[[Tensor], float], mean: Tensor
-) -> Tensor:
-    """The step, halved until it does not raise the loss."""
-    for _ in range(30):
-        if loss_at(mean - change) <= loss:
-            return change
-        change = 0.5 * change
-    return torch.zeros_like(change)
 
 
 # ---------------------------------------------------------------- of the rows at hand

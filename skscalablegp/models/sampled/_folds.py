@@ -13,7 +13,7 @@ from ._exact import exact_process
 from ._posterior import fitted_scales
 from ._process import ProcessPosterior
 from ._relevance import Dictionary, RelevanceStepper
-from ._start import random_part
+from ._start import random_part, rows_of
 
 # From this number of rows on variances are scaled.
 _FEWEST = 10
@@ -69,7 +69,7 @@ def compared(
         some = source.take(held)
         X, Y = some.X, some.Y
         mean, variance, _ = ProcessPosterior(*stepper.model().process()).moments(X)
-        _, rows = random_part(source, rest, _EXACT_ROWS, run.random_state)
+        rows = rows_of(source, *random_part(source, rest, _EXACT_ROWS, run.random_state))
         process = exact_process(dictionary.kernel.kernel, Gaussian(), rows, 1)
         exact, spread, _ = process.posterior(X.shape[1], X.device).moments(X)
         nlls = _nlls((Y - exact).cpu().numpy(), spread.cpu().numpy() + process.noise)

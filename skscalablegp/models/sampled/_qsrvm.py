@@ -21,7 +21,7 @@ from ...core import (
 from ...core.data import RowSource
 from ...core.likelihoods import Gaussian
 from ...core.posteriors import FeatureWeights
-from ...core.training import StepsResult, train_steps
+from ...core.training import train_steps
 from ...kernels import compile_kernel
 from ...linalg.gradients import GPProblem
 from ...linalg.solvers import cholesky_with_jitter
@@ -315,41 +315,34 @@ class QSRVMRegressor(MinibatchGPRegressorBase):
             if run.stopped:
                 interrupted = run.budget.ended is End.INTERRUPTED
                 most = min(most, _MOST_INTERRUPTED if interrupted else _MOST_IN_HASTE)
-            dictionary = dictionary.most_relevant(most)
-            stepper, result = self._updated(dictionary, source, run)
+            last, budget = dictionary.most_relevant(most), run.budget
+            stepper = run.finish("moments", lambda: RelevanceStepper(last, source, budget))
+            budget.reserve("weights")
+            run.preview = lambda model, step: model._keep(stepper.model())
+            run.monitor.begin("full", self.max_iter, objective=stepper.objective_name)
+            result = train_steps(
+                stepper,
+                max_steps=self.max_iter,
+                check_every=1,
+                monitor=run.monitor,
+                n_iter_no_change=self.n_iter_no_change,
+                tol=self.tol,
+            )
             model, scale = stepper.model(), 1.0
             with run.stage("calibration", optional=True):
                 run.budget.check()
-                comparison = compared(dictionary, source, run, self.max_iter)
+                comparison = compared(last, source, run, self.max_iter)
                 if comparison is not None and self._keeps_all(comparison, source, run):
                     model = whole_model(dictionary_of(start.kernel, np.arange(n)))
                 elif comparison is not None:
                     scale = comparison.scale
-            kernel, rows = dictionary.kernel, rows_to_check(n, run).numpy()
+            kernel, rows = last.kernel, rows_to_check(n, run).numpy()
             warn_if_rough(GPProblem(kernel, source.take(rows)), kernel.theta0, n, run)
             run.finish("weights", lambda: self._keep(model))
             self._variance_scale = scale
             run.ended(result.stop_reason, n_iter=start.n_iter + n_iter + result.n_steps)
             run.reports(summary=f"{m} functions, {n_rounds} rounds of steps, then full batches")
         return self
-
-    def _updated(
-        self, dictionary: Dictionary, source: RowSource, run: FitRun
-    ) -> tuple[RelevanceStepper, StepsResult]:
-        """Full-batch updates of all precisions."""
-        stepper = run.finish("moments", lambda: RelevanceStepper(dictionary, source, run.budget))
-        run.budget.reserve("weights")
-        run.preview = lambda model, step: model._keep(stepper.model())
-        run.monitor.begin("full", self.max_iter, objective=stepper.objective_name)
-        result = train_steps(
-            stepper,
-            max_steps=self.max_iter,
-            check_every=1,
-            monitor=run.monitor,
-            n_iter_no_change=self.n_iter_no_change,
-            tol=self.tol,
-        )
-        return stepper, result
 
     def _keeps_all(self, comparison: Comparison, source: RowSource, run: FitRun) -> bool:
         """Whether to keep all functions, because the exact process may predict better.

@@ -66,27 +66,13 @@ def rows_of(source: RowSource, index: np.ndarray, weight: np.ndarray | None = No
     return rows if weight is None else replace(rows, weight=torch.as_tensor(weight).double())
 
 
-def regression(rows: Rows, kernel: TorchKernel, likelihood: Likelihood) -> GPProblem:
-    """The regression on some rows, centred if the kernel depends on differences only."""
-    targets = likelihood.start_targets(rows.Y)
-    # Centred rows keep their digits. The jitter is relative to the target, which may be small.
-    X = rows.X - torch.as_tensor(kernel.origin(rows.X.numpy().mean(axis=0)))
-    known = rows.noise + 1e-10 * float(targets.square().mean())
-    return GPProblem(kernel, replace(rows, X=X, Y=targets, noise=known))
-
-
 def random_part(
     source: RowSource, of: np.ndarray, size: int, random_state: np.random.RandomState
-) -> tuple[np.ndarray, Rows]:
-    """Random ones of the rows `of`, as they were before equal rows were merged; their numbers."""
-    index, counts = _random(source, of, size, random_state)
-    return index, rows_of(source, index, counts)
-
-
-def _random(
-    source: RowSource, of: np.ndarray, size: int, random_state: np.random.RandomState
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The numbers of these rows, and how many of the drawn rows each stands for."""
+    """Random ones of the rows `of`, as they were before equal rows were merged.
+
+    Returns their numbers, and how many of the drawn rows each stands for.
+    """
 
     def draw(n: int, size: int) -> np.ndarray:
         return random_state.permutation(n)[:size]
@@ -137,24 +123,15 @@ def exact_start_of(
     preview : callable
         Sets the model of a start in a copy of the estimator.
     """
-    start = _first_rows(plan, likelihood, source, run)
-    run.budget.reserve("weights")
-    with run.stage("start", optional=True):
-        start = _Training(start, plan, likelihood, run, preview).trained()
-    return start
-
-
-def _first_rows(plan: StartPlan, likelihood: Likelihood, source: RowSource, run: FitRun) -> Start:
-    """Some rows, and the kernel before training."""
     n = len(source)
-    index, counts = _random(source, np.arange(n), plan.rows, run.random_state)
 
     def read(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         some = rows_of(source, rows)
         return some.X.numpy(), likelihood.start_targets(some.Y).numpy()
 
     of_start = StartRows(n, source.X.shape[1], read)
-    index, counts = of_start.counted(index, counts)
+    drawn = random_part(source, np.arange(n), plan.rows, run.random_state)
+    index, counts = of_start.counted(*drawn)
     rows, run.fast = rows_of(source, index, counts), of_start.fast
     kernel = _starting_kernel(plan, likelihood, rows, n)
     if not compile_kernel(kernel, rows.X.shape[1]).node.products():
@@ -162,7 +139,11 @@ def _first_rows(plan: StartPlan, likelihood: Likelihood, source: RowSource, run:
             f"kernel={kernel} is noise alone and has no function to learn: add a kernel such as "
             "RBF() to it."
         )
-    return Start(kernel, index, rows)
+    start = Start(kernel, index, rows)
+    run.budget.reserve("weights")
+    with run.stage("start", optional=True):
+        start = _Training(start, plan, likelihood, run, preview).trained()
+    return start
 
 
 def _starting_kernel(plan: StartPlan, likelihood: Likelihood, rows: Rows, n: int) -> Kernel:
@@ -215,7 +196,10 @@ class _Training:
             run.chose("kernel", best.compiled.node.label, "the higher evidence on the start's rows")
         run.reports(start=best.origin)
         if self.plan.every_row and self.likelihood.conjugate and not run.stopped:
-            best = self._below_the_noise_bound(best)
+            # Less noise, if predictions of the rows gain, because functions can follow it.
+            settings, problem = StageSettings(QuasiNewton(), _STEPS), self._problem(best.compiled)
+            found = below_the_noise_bound(problem, best.compiled, best.result, settings, run)
+            best = best._replace(compiled=found[0], result=found[1])
             n_iter = max(n_iter, best.result.n_iter)
         kernel = run.finish("start's kernel", lambda: self._at(best.compiled, best.result.theta))
         return replace(start, kernel=kernel, n_iter=n_iter, reason=best.result.stop_reason)
@@ -234,19 +218,20 @@ class _Training:
             self.preview(model, replace(start, kernel=self._at(compiled, step.theta)))
 
         run.preview = show
-        problem = regression(start.rows, compiled, self.likelihood)
+        problem = self._problem(compiled)
         chosen = chosen_start(problem, run)
         problem = replace(problem, tied=chosen.tied)
         restarts = self.plan.n_restarts
         result = exact_start(problem, run, max_iter=_STEPS, n_restarts=restarts, theta=chosen.theta)
         return _Trained(compiled, result, chosen.describe(), len(X))
 
-    def _below_the_noise_bound(self, best: _Trained) -> _Trained:
-        """Less noise, if predictions of the start's rows gain, because functions can follow it."""
-        settings = StageSettings(QuasiNewton(), _STEPS)
-        problem = regression(self.start.rows, best.compiled, self.likelihood)
-        found = below_the_noise_bound(problem, best.compiled, best.result, settings, self.run)
-        return best._replace(compiled=found[0], result=found[1])
+    def _problem(self, kernel: TorchKernel) -> GPProblem:
+        """The regression on the rows, centred if the kernel depends on differences only."""
+        rows, targets = self.start.rows, self.likelihood.start_targets(self.start.rows.Y)
+        # Centred rows keep their digits. The jitter is relative to the target, which may be small.
+        X = rows.X - torch.as_tensor(kernel.origin(rows.X.numpy().mean(axis=0)))
+        known = rows.noise + 1e-10 * float(targets.square().mean())
+        return GPProblem(kernel, replace(rows, X=X, Y=targets, noise=known))
 
     def _at(self, compiled: TorchKernel, theta: np.ndarray) -> Kernel:
         kernel = compiled.to_sklearn(torch.as_tensor(theta))
@@ -264,7 +249,10 @@ class _Training:
             counts = self.start.rows.weight.numpy()
             yield lambda best: data_scaled_kernel(X, targets, largest, counts)
         if self.plan.compares_smooth:
-            yield _squared_exponential
+            # The default kernel with a smooth factor in place of the Matern kernel.
+            yield lambda best: clone(best).set_params(
+                k1__k2=RBF(best.k1.k2.length_scale, best.k1.k2.length_scale_bounds)
+            )
 
 
 class _Trained(NamedTuple):
@@ -279,13 +267,6 @@ class _Trained(NamedTuple):
     def evidence(self) -> float:
         """The log likelihood less what m rows say about the hyperparameters (Schwarz 1978)."""
         return self.result.value - 0.5 * self.compiled.n_params * math.log(self.m)
-
-
-def _squared_exponential(kernel: Kernel) -> Kernel:
-    """The default kernel with a smooth factor in place of the Matern kernel."""
-    matern = kernel.k1.k2
-    rbf = RBF(matern.length_scale, matern.length_scale_bounds)
-    return clone(kernel).set_params(k1__k2=rbf)
 
 
 def scaled_signal(kernel: Kernel, likelihood: Likelihood, rows: Rows, own: bool) -> Kernel:
@@ -363,17 +344,20 @@ def _laplace(noise: NoiseAtRows, K: Tensor, Y: Tensor) -> list[tuple[Tensor, flo
     The variance of the constants is added to the covariance K.
     """
     constants = torch.as_tensor(noise.constant).expand(Y.shape[1])
-    K = K + noise.constant_variance
+    K, eye = K + noise.constant_variance, torch.eye(len(Y), dtype=K.dtype, device=K.device)
     return [
-        _laplace_of(replace(noise, constant=constant), K, y)
+        _laplace_of(replace(noise, constant=constant), K, y, eye)
         for constant, y in zip(constants, Y.T, strict=True)
     ]
 
 
-def _laplace_of(noise: NoiseAtRows, K: Tensor, y: Tensor) -> tuple[Tensor, float]:
+def _laplace_of(noise: NoiseAtRows, K: Tensor, y: Tensor, eye: Tensor) -> tuple[Tensor, float]:
     alpha, f, none = torch.zeros_like(y), torch.zeros_like(y), torch.zeros_like(y)
-    eye = torch.eye(len(y), dtype=K.dtype, device=K.device)
-    value = float(noise.counted(noise.likelihood.log_density(y, noise.latent(f), none)).sum())
+
+    def log_density(f: Tensor) -> Tensor:
+        return noise.counted(noise.likelihood.log_density(y, noise.latent(f), none)).sum()
+
+    value = float(log_density(f))
     for _ in range(20):
         _, slope, curvature, _ = map(
             noise.counted, noise.likelihood.derivatives(y, noise.latent(f), none)
@@ -386,9 +370,7 @@ def _laplace_of(noise: NoiseAtRows, K: Tensor, y: Tensor) -> tuple[Tensor, float
         change = b - root * inner - alpha
         for _ in range(_HALVINGS):
             f = K @ (alpha + change)
-            density = noise.likelihood.log_density(y, noise.latent(f), none)
-            density = noise.counted(density).sum()
-            new = float(-0.5 * (alpha + change) @ f + density)
+            new = float(-0.5 * (alpha + change) @ f + log_density(f))
             if new > value - 1e-4:
                 break
             change = 0.5 * change

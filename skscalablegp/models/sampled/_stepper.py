@@ -344,8 +344,11 @@ class QSGPStepper(SampledStepper):
             return float("nan")
         likelihood = self._terms(w.a[s:])[0].value.mean() / t * self.n
         b, gram = w.shared, self.flattening.gram[:s]
-        # The head is not part of b.
-        tail = w.a[:s] - self._head_part(w)
+        tail = w.a[:s]
+        if w.head:
+            # The head is not part of b.
+            index, phi = head_functions(self.basis, self.support, w.head)
+            tail = tail - (phi[:s] @ w.coef[:, index].flatten(0, 1)).double()
         norm = torch.linalg.vector_norm(w.coef, dim=(0, 1)).double().square()
         norm = norm + (b * (2 * tail - gram @ b)).sum(0)
         c2 = self.diagonal().double().square()
@@ -364,13 +367,6 @@ class QSGPStepper(SampledStepper):
     def _curvature(self, values: Float[Tensor, "c k"]) -> float:
         terms, count = self._terms(values)
         return -2 * float(terms.d_variance.mean()) / self.t / count
-
-    def _head_part(self, w: SampledWeights) -> Tensor | float:
-        """Phi_p w of the head, on which b does not act."""
-        if w.head == 0:
-            return 0.0
-        index, phi = head_functions(self.basis, self.support, w.head)
-        return (phi[: len(self.support)] @ w.coef[:, index].flatten(0, 1)).double()
 
     def folded(self) -> Float[Tensor, "q units k"]:
         return self._folded(self._better)

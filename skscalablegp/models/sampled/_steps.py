@@ -119,20 +119,6 @@ class Fit:
             yield found
             self.run.budget.check()
 
-    def check_range(self, K: Tensor) -> None:
-        """Refuse a covariance (s, s) whose sum over all rows overflows in the steps' precision.
-
-        Raises
-        ------
-        ValueError
-        """
-        if not float(K.abs().max()) < torch.finfo(self.source.dtype).max / max(self.n, 1):
-            raise ValueError(
-                f"The kernel's variance is too large for steps in {self.steps.dtype.value}, as it "
-                "is for large targets: use normalize_y=True, smaller units of y, or "
-                'dtype="float64".'
-            )
-
     @cached_property
     def split(self) -> tuple[np.ndarray, np.ndarray]:
         """Numbers of the support rows and of the scores' rows, disjoint if rows suffice."""
@@ -148,7 +134,8 @@ class Fit:
         if self.past is not None and not self.steps.dual:
             arrays = self.past.support_X, self.past.support_Y
             X, Y = (torch.as_tensor(a).to(source.device, source.dtype) for a in arrays)
-            rows = Rows.of(X, Y, weight=self._past_counts())
+            # Counts whose mean is that of this table.
+            rows = Rows.of(X, Y, weight=self.past.shares * (self.n_rows / self.n_total))
         else:
             rows = source.take(support)
         theta = compiled.theta0.to(source.device)
@@ -157,10 +144,6 @@ class Fit:
     def share(self, support: SupportRows) -> np.ndarray:
         """Counts of the support rows in units of their mean in the table."""
         return support.rows.weight.double().cpu().numpy() * (self.n_total / self.n_rows)
-
-    def _past_counts(self) -> Tensor:
-        """Counts of the past model's support rows, where the mean count is that of this table."""
-        return torch.as_tensor(self.past.shares * (self.n_rows / self.n_total))
 
     def optimizer(self) -> SparseSGD:
         """The optimiser of the variational parameters."""
@@ -237,7 +220,12 @@ def make_stepper(
         gram = compiled.cross(support.theta, rows, support.X.double())
     else:
         gram = support_gram(support, basis, fit.evaluations, head)
-    fit.check_range(gram)
+    # The sum of a covariance over all rows may overflow in the steps' precision.
+    if not float(gram.abs().max()) < torch.finfo(fit.source.dtype).max / max(fit.n, 1):
+        raise ValueError(
+            f"The kernel's variance is too large for steps in {steps.dtype.value}, as it is for "
+            'large targets: use normalize_y=True, smaller units of y, or dtype="float64".'
+        )
     fit.run.budget.check()
     sampler = Sampler(
         fit.source,
@@ -269,7 +257,8 @@ def make_stepper(
         hyper = SampledAdam(steps.theta_rate, steps.decay, steps.n_steps, freeze)
     if fit.calibrates:
         sampler.held = fit.split[1]
-    if steps.whole and signal_to_noise(support, noise) <= _CLEAREST:
+    signal = noise.curvature * float(compiled.diag(support.theta, support.X).mean())
+    if steps.whole and signal <= _CLEAREST:
         fit.run.ignores(("component_batch_size", "decay"), "block steps use all functions, no rate")
         release = math.ceil((1 - _RELEASED) * steps.n_steps)
         calibrate = partial(fitted_stepper_scales, fit) if fit.calibrates else None
@@ -278,11 +267,6 @@ def make_stepper(
         noise, steps.control_variate, sampler.n_blocks * basis.block_units / basis.n_units
     )
     return QSGPStepper(*common, hyperparameters=hyper, exact_from=steps.n_steps * (1 - share))
-
-
-def signal_to_noise(support: SupportRows, noise: NoiseAtRows) -> float:
-    """Mean prior variance at the support rows, times the curvature of the likelihood."""
-    return noise.curvature * float(support.kernel.diag(support.theta, support.X).mean())
 
 
 def exact_share(noise: NoiseAtRows, control_variate: str | None, drawn: float) -> float:
