@@ -104,7 +104,7 @@ MUTANTS = [
     ),
     (
         "sampled models start from random merged rows",
-        "_random",
+        "random_part",
         "index, counts = rows_before_merging(source.weight[of], size, draw)",
         "index = np.sort(draw(len(of), size)); counts = source.weight[of][index]",
         f"{BEFORE} -k learn_from",

@@ -371,14 +371,11 @@ class QSGPClassifier(QSGPMixin, GPClassifierBase):
         generator = np.random.RandomState(0)
         index, counts = random_part(source, np.arange(n), _POWER_ROWS, generator)
         rows, parts = rows_of(source, index, counts), []
-        Y = rows.Y
-        for start in range(0, len(Y), _ROWS):
-            some = slice(start, start + _ROWS)
-            X = rows.X[some].to(posterior.device, posterior.dtype)
-            mean, variance, _ = posterior.moments(X)
-            known = posterior.learned_variance(X)
-            mean, variance, known = (part.double().cpu() for part in (mean, variance, known))
-            terms = _LIKELIHOOD.expected(Y[some], mean, variance[:, None], torch.zeros(len(X)))
+        for some in rows.blocks(_ROWS):
+            X = some.X.to(posterior.device, posterior.dtype)
+            given = *posterior.moments(X)[:2], posterior.learned_variance(X)
+            mean, variance, known = (part.double().cpu() for part in given)
+            terms = _LIKELIHOOD.expected(some.Y, mean, variance[:, None], torch.zeros(len(X)))
             mean, left = without_own_target(terms, mean, known[:, None])
             parts.append(_probabilities(mean, left + (variance - known)[:, None]))
         n_trained = 0.0
@@ -388,8 +385,8 @@ class QSGPClassifier(QSGPMixin, GPClassifierBase):
             free = [each for each in self.kernel_.hyperparameters if not each.fixed]
             sizes = [each.n_elements for each in free if not each.name.endswith("noise_level")]
             n_trained = sum(sizes) * len(index) / n
-        shares, counts = torch.as_tensor(self.class_prior_), rows.weight
-        return losses_of_powers(torch.cat(parts), _codes(Y), shares, counts, n_trained)
+        shares, p = torch.as_tensor(self.class_prior_), torch.cat(parts)
+        return losses_of_powers(p, _codes(rows.Y), shares, rows.weight, n_trained)
 
     # ------------------------------------------------------------------ predict
 
@@ -400,21 +397,17 @@ class QSGPClassifier(QSGPMixin, GPClassifierBase):
 
     def _latent(self, X: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
         """Mean (r, t) and variance (r, 1) of f, in double precision."""
-        posterior = self._posterior()
-        means, variances = [], []
+        posterior, parts = self._posterior(), []
         for start in range(0, len(X), _ROWS):
             rows = self._scaling.inputs(X[start : start + _ROWS], posterior.dtype, posterior.device)
-            mean, variance, _ = posterior.moments(rows)
-            means.append(mean.double().cpu())
-            variances.append(variance.double().cpu())
-        return torch.cat(means), torch.cat(variances)[:, None]
+            parts.append([part.double().cpu() for part in posterior.moments(rows)[:2]])
+        mean, variance = map(torch.cat, zip(*parts, strict=True))
+        return mean, variance[:, None]
 
     def _probabilities(self, X: np.ndarray) -> np.ndarray:
         mean, variance = self._latent(X)
-        shares = torch.as_tensor(self.class_prior_)
-        return towards_shares(
-            _probabilities(mean, variance), shares, self.probability_power_
-        ).numpy()
+        p, shares = _probabilities(mean, variance), torch.as_tensor(self.class_prior_)
+        return towards_shares(p, shares, self.probability_power_).numpy()
 
     def _as_module(self) -> nn.Module:
         return _ClassModule(self)

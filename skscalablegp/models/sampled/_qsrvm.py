@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -18,7 +18,7 @@ from ...core import (
     rows_to_check,
     warn_if_rough,
 )
-from ...core.data import RowSource
+from ...core.data import RowSource, whole_groups, with_equal_inputs
 from ...core.likelihoods import Gaussian
 from ...core.posteriors import FeatureWeights
 from ...core.training import train_steps
@@ -27,8 +27,9 @@ from ...linalg.gradients import GPProblem
 from ...linalg.solvers import cholesky_with_jitter
 from ._base import scaling_of
 from ._basis import KernelFunctions
-from ._folds import Comparison, compared
+from ._exact import exact_process
 from ._plan import plan_relevance
+from ._posterior import fitted_scales
 from ._process import ProcessMap, ProcessPosterior
 from ._relevance import (
     MOMENT_ROWS,
@@ -39,7 +40,7 @@ from ._relevance import (
     reduced,
     whole_model,
 )
-from ._start import Start, exact_start_of
+from ._start import Start, exact_start_of, random_part, rows_of
 
 # Largest number of functions with full batches if there is no time, or after an interrupt.
 _MOST_IN_HASTE, _MOST_INTERRUPTED = 1024, 512
@@ -49,6 +50,16 @@ _FEWEST_HELD_OUT, _BEHIND, _DOUBT = 100, 0.15, 3.0
 # The loss from which on a small table keeps all functions. Up to so many rows, where functions cost
 # little, it keeps them unless the loss is below the next number by that many standard errors.
 _WHOLE, _FEW_ROWS, _WHOLE_OF_FEW, _WHOLE_DOUBT = 0.1, 150, 0.05, 2.0
+# From this number of rows on variances are scaled.
+_FEWEST = 10
+# Below these numbers of rows there are five folds, and two.
+_FIVE, _TWO = 200, 500
+# Smallest gain of an update in a fold, in log evidence per row and target.
+_TOL = 1e-4
+# Largest number of rows that are held out at a time.
+_MOST_HELD = 20_000
+# Number of rows of the exact process.
+_EXACT_ROWS = 1000
 
 
 class QSRVMRegressor(MinibatchGPRegressorBase):
@@ -403,3 +414,80 @@ def _with_noise(kernel: Any, noise: float) -> Any:
     if not isinstance(bounds, str):
         bounds = (min(bounds[0], noise), max(bounds[1], noise))
     return kernel.set_params(**{names[0]: WhiteKernel(noise, bounds)})
+
+
+class Comparison(NamedTuple):
+    """Predictions of held-out rows, with those of the exact process.
+
+    Attributes
+    ----------
+    scale : float
+        Factor of the variances that fits the errors.
+    loss : float
+        Nats per row by which the exact process is better.
+    doubt : float
+        The standard error of the loss.
+    """
+
+    scale: float
+    loss: float
+    doubt: float
+
+
+def compared(
+    dictionary: Dictionary, source: RowSource, run: FitRun, max_iter: int
+) -> Comparison | None:
+    """Train without some rows, several times, and predict them; None for too few rows.
+
+    Every fold is trained with the same kernel on the rows that it does not hold out.
+    """
+    n, predictions = len(source), []
+    if n < _FEWEST:
+        return None
+    order, groups = with_equal_inputs(run.random_state.permutation(n), source.X, source.weight)
+    ends = np.cumsum([len(fold) for fold in np.array_split(order, 5)]).tolist()
+    folds = np.split(order, sorted({whole_groups(groups, end) for end in ends} - {n}))
+    for fold in folds[: 5 if n < _FIVE else 2 if n < _TWO else 1]:
+        held = np.sort(fold[:_MOST_HELD])
+        rest = np.setdiff1d(np.arange(n), held)
+        others = source.subset(rest)
+        functions = dictionary.without(held, others)
+        if len(functions) == 0:
+            return None
+        stepper = _trained(functions, others, run, max_iter)
+        some = source.take(held)
+        X, Y = some.X, some.Y
+        mean, variance, _ = ProcessPosterior(*stepper.model().process()).moments(X)
+        rows = rows_of(source, *random_part(source, rest, _EXACT_ROWS, run.random_state))
+        process = exact_process(dictionary.kernel.kernel, Gaussian(), rows, 1)
+        exact, spread, _ = process.posterior(X.shape[1], X.device).moments(X)
+        nlls = _nlls((Y - exact).cpu().numpy(), spread.cpu().numpy() + process.noise)
+        noise = np.full(len(held), stepper.noise)
+        errors = variance.cpu().numpy(), (Y - mean).cpu().numpy()
+        found = *errors, noise, nlls, source.weight[held]
+        predictions.append(found)
+    variance, error, noise, of_exact, counts = map(np.concatenate, zip(*predictions, strict=True))
+    scale, _ = fitted_scales(variance, error, noise, counts=counts)
+    behind = _nlls(error, scale * variance + noise) - of_exact
+    loss = np.average(behind, weights=counts)
+    spread = np.average(np.square(behind - loss), weights=counts)
+    return Comparison(scale, loss, (spread / counts.sum()) ** 0.5)
+
+
+def _trained(
+    functions: Dictionary, source: RowSource, run: FitRun, max_iter: int
+) -> RelevanceStepper:
+    """The updates of one fold, until one gains little; checks the time after each."""
+    stepper, score = RelevanceStepper(functions, source, run.budget), np.inf
+    for _ in range(max_iter):
+        stepper.step()
+        run.budget.check()
+        last, score = score, stepper.score()
+        if score > last - _TOL:
+            break
+    return stepper
+
+
+def _nlls(error: np.ndarray, variance: np.ndarray) -> np.ndarray:
+    """Negative log densities per row and target, up to a constant."""
+    return 0.5 * (np.log(variance) + np.square(error).mean(1) / variance)

@@ -185,9 +185,7 @@ def _functions_at(
     source: RowSource, kernel: TorchKernel, points: Tensor, amplitude: Tensor
 ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
     """The functions at blocks of rows, the targets and the counts."""
-    for start in range(0, len(source), MOMENT_ROWS):
-        some = slice(start, start + MOMENT_ROWS)
-        rows = source.take(some)
+    for rows in source.blocks(MOMENT_ROWS):
         yield kernel.cross(kernel.theta0, rows.X, points) / amplitude, rows.Y, rows.weight
 
 

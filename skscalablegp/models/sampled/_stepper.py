@@ -118,13 +118,10 @@ class SampledStepper(Stepper):
         self.basis, self.n = self.sampler.basis, self.sampler.n_total
         self.n_counted = self.sampler.n_counted or self.n
         self.curvature, self.t = self.noise.curvature, self.support.rows.Y.shape[1]
+        self.n_dense = self.weights.coef.shape[2] - self.t
         self._theta, self._rows = self.support.theta.clone(), self.support.all_rows
         self._steps = self._slower = 0
         self._mean, self._better = RunningMean(self.weights, self.t), self.weights
-
-    @property
-    def n_dense(self) -> int:
-        return self.weights.coef.shape[2] - self.t
 
     def step(self) -> None:
         rows = self.sampler.rows()

@@ -80,6 +80,9 @@ class Fit:
         The model that training continues from.
     n_seen : float
         Number of other rows that this model has seen.
+    n, n_rows, n_total : int, float, float
+        Numbers of rows of the table; of rows of the model, or the sum of their weights; and of rows
+        of the model, where rows of the table are counted once.
     """
 
     source: RowSource
@@ -92,16 +95,8 @@ class Fit:
         dtype = torch.float64 if self.steps is None else self.steps.torch_dtype
         self.source = self.source.converted(dtype).resident()
         self.n, self.d, self.t = len(self.source), self.source.X.shape[1], self.source.Y.shape[1]
-
-    @property
-    def n_rows(self) -> float:
-        """Number of rows of the model, or the sum of their weights."""
-        return self.source.n_rows + self.n_seen
-
-    @property
-    def n_total(self) -> float:
-        """Number of rows of the model, where rows of the table are counted once."""
-        return self.n * (self.n_rows / self.source.n_rows)
+        self.n_rows = self.source.n_rows + self.n_seen
+        self.n_total = self.n * (self.n_rows / self.source.n_rows)
 
     @property
     def calibrates(self) -> bool:
@@ -238,11 +233,8 @@ def make_stepper(
     )
     flattening = Flattening.none(gram)
     if steps.preconditioned:
-        rows = np.sort(rng.choice(fit.n, steps.batch_size, replace=False))
-        some = fit.source.take(rows)
-        flattening = Flattening.build(
-            support, gram, some.X, noise.curvature, fit.n_total, some.weight
-        )
+        some = fit.source.take(np.sort(rng.choice(fit.n, steps.batch_size, replace=False)))
+        flattening = Flattening.build(support, gram, some, noise.curvature, fit.n_total)
     squares = fit.squares(basis, support.theta, rng)
     first = _first_weights if fit.past is None else _resumed
     weights = first(fit, basis, support, gram, noise, head)

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from ...kernels import TorchKernel
 from ...linalg.gradients import Rows
-from ...linalg.operators import ONE
 from ...linalg.solvers import cholesky_with_jitter
 from ._basis import SampledBasis
 
@@ -130,31 +129,28 @@ class Flattening:
         cls,
         support: SupportRows,
         gram: Float64[Tensor, "sv s"],
-        X: Float[Tensor, "b d"],
+        rows: Rows,
         curvature: float,
         n: float,
-        counts: Float[Tensor, "*#b"] = ONE,
     ) -> Flattening:
-        """P from the spectrum at the support rows, and its level from a batch X of other rows.
+        """P from the spectrum at the support rows, and its level from a batch of other rows.
 
         Parameters
         ----------
         support, gram
             See `support_gram`.
-        X : Tensor of shape (b, d)
-            As many rows as a step has.
+        rows : Rows
+            As many as a step has.
         curvature : float
             Second derivative of minus the log likelihood of a row.
         n : float
             Number of rows of the table.
-        counts : Tensor of shape (b,) or (), default=1
-            How many equal rows each row of the batch stands for.
 
         Notes
         -----
         O(s^3 + b^3), once. After Ma and Belkin (2017), Diving into the shallows.
         """
-        s = len(support)
+        X, s = rows.X, len(support)
         # The Hessian is a sum over rows, to which a row of count k contributes k times.
         root = support.rows.weight.to(gram).sqrt()
         eigenvalues, vectors = torch.linalg.eigh(gram[:s] * root[:, None] * root)
@@ -168,7 +164,7 @@ class Flattening:
         Q = (vectors[:, -kept:] * weights) @ vectors[:, -kept:].T * root[:, None] * root
         cross = support.cross(X).double()
         batch = support.kernel.cross(support.theta, X.double(), X.double()) - cross @ Q @ cross.T
-        root = counts.to(batch).sqrt().expand(len(X))
+        root = rows.weight.to(batch).sqrt()
         batch = batch * root[:, None] * root
         largest = torch.linalg.eigvalsh(batch)[-1].clamp_min(0)
         level = curvature * n / len(X) * float(largest) + 1

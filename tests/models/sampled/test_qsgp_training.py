@@ -12,24 +12,21 @@ from skscalablegp.core.data import RowSource, Scaling
 from skscalablegp.kernels import compile_kernel
 from skscalablegp.likelihoods import Bernoulli, Gaussian, Laplace
 from skscalablegp.linalg.gradients import Rows
-from skscalablegp.models.sampled import (
+from skscalablegp.models.sampled._basis import SeededFourier
+from skscalablegp.models.sampled._estimates import (
     BasisDraw,
-    Flattening,
-    NoiseAtRows,
     SampledBatch,
-    SampledWeights,
-    Sampler,
-    SeededFourier,
-    SupportRows,
+    StepRows,
     sampled_gradient,
     sampled_loss,
-    support_gram,
 )
-from skscalablegp.models.sampled._estimates import StepRows
 from skscalablegp.models.sampled._exact import BatchRows, FullBatch, exact_process, newton_steps
+from skscalablegp.models.sampled._noise import NoiseAtRows
 from skscalablegp.models.sampled._optimizers import SampledAdam, SparseAdaGrad, SparseSGD
-from skscalablegp.models.sampled._stepper import QSGPStepper
+from skscalablegp.models.sampled._stepper import QSGPStepper, Sampler
 from skscalablegp.models.sampled._steps import exact_share
+from skscalablegp.models.sampled._support import Flattening, SupportRows, support_gram
+from skscalablegp.models.sampled._weights import SampledWeights
 from skscalablegp.workers import Workers
 
 KERNEL = compile_kernel(ConstantKernel(1.5) * RBF([0.8, 1.3]) + WhiteKernel(0.05), 2)
@@ -187,7 +184,7 @@ def stepper(
     gram = support_gram(support, functions, skip=head)
     size = size or len(X)
     curvature = 1 / NOISE if noise is None else noise.curvature
-    flattening = Flattening.build(support, gram, X[:size], curvature, len(X))
+    flattening = Flattening.build(support, gram, whole.take(slice(size)), curvature, len(X))
     coef = torch.zeros(2, functions.n_units, 1 + dense, dtype=torch.float64)
     for r in range(dense):
         coef[r % 2, r // 2, 1 + r] = 0.5
