@@ -233,7 +233,7 @@ def block_change(
             step /= 2
         if gain <= _GAIN * len(Y):
             break
-    curvature = -2 * terms.d_variance.sum() / Y.shape[1] / noise.n_rows(Y)
+    curvature = -2 * terms.d_variance.sum() / Y.shape[1] / float(noise.counts.expand(len(Y)).sum())
     return alpha - dual, float(curvature)
 
 

@@ -64,10 +64,6 @@ class ExactModel:
     dtype = "float64"
 
     @property
-    def n_dense(self) -> int:
-        return len(self.mean)
-
-    @property
     def n_targets(self) -> int:
         return self.mean.shape[1]
 
@@ -127,13 +123,9 @@ class BatchRows:
         self.std = self.latest = self.phi.new_zeros(len(self.phi), 1)
 
     @classmethod
-    def of(cls, source: RowSource, functions: Functions, noise: NoiseAtRows) -> BatchRows:
-        """The functions at the rows of a source."""
-        return cls.at(source.take(slice(None)), functions, noise)
-
-    @classmethod
-    def at(cls, rows: Rows, functions: Functions, noise: NoiseAtRows) -> BatchRows:
-        """The m functions at some rows; O(n m d), for kernel functions O(n m^2)."""
+    def of(cls, given: RowSource | Rows, functions: Functions, noise: NoiseAtRows) -> BatchRows:
+        """The m functions at all of some rows; O(n m d), for kernel functions O(n m^2)."""
+        rows = given.take(slice(None))
         X, m, d = rows.X, functions.n_components, rows.X.shape[1]
         full = full_map(functions, d, noise.variance, X.device)
         phi = torch.empty(len(X), m + n_constants(noise), dtype=torch.float64, device=X.device)
@@ -362,7 +354,7 @@ def exact_process(
     if likelihood.classes:
         noise = noise.learning_constants(rows.Y, rows.weight)
     functions = Functions.at(kernel, rows.X.numpy())
-    batch = full_batch(functions, noise, Workers(BatchRows.at(rows, functions, noise)), rows)
+    batch = full_batch(functions, noise, Workers(BatchRows.of(rows, functions, noise)), rows)
     for belief in newton_steps(batch, max_iter):
         last = belief
         if late():

@@ -108,10 +108,6 @@ class NoiseAtRows:
         """Values of single rows (b, ...), times the number of rows that each stands for."""
         return values * self.counts.to(values).reshape(-1, *[1] * (values.ndim - 1))
 
-    def n_rows(self, Y: Float[Tensor, "b t"]) -> float:
-        """The number of rows that the rows stand for."""
-        return float(self.counts.expand(len(Y)).sum())
-
     @property
     def gaussian(self) -> bool:
         """Whether E log p is quadratic in the mean, which makes products of two draws unbiased."""

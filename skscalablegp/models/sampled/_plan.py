@@ -294,7 +294,8 @@ def plan(
     if past is not None:
         method, m = past.method, past.functions.n_components
     exact, fourier = method == "exact", not most_pivots and points is None
-    default = _NEWTON_STEPS if exact else 100 if n <= _SMALL_ROWS else _by_rows(n, 200, 500)
+    default = 100 if n <= _SMALL_ROWS else 200 if n <= _MANY_ROWS else 500
+    default = _NEWTON_STEPS if exact else default
     limit = resolve(params.max_iter, default, f"{n:,} rows")
     drawn = functions_drawn(params, m, f"of {m:,} functions", m if points else None, 10_000)
     steps = None
@@ -462,13 +463,9 @@ def _capped(given: Any, default: int, most: int, reason: str) -> Choice:
     return choice._replace(value=min(choice.value, most))
 
 
-def _by_rows(n: int, few: int, many: int) -> int:
-    return few if n <= _MANY_ROWS else many
-
-
 def _support(params: Any, n: int, reason: str) -> Choice:
     """Number of support rows."""
-    return _capped(params.control_variate_rank, _by_rows(n, 500, 1000), n, reason)
+    return _capped(params.control_variate_rank, 500 if n <= _MANY_ROWS else 1000, n, reason)
 
 
 def _ignored(

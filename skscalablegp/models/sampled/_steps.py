@@ -21,15 +21,13 @@ from ...linalg.gradients import Rows
 from ...linalg.solvers import cholesky_with_jitter
 from ._basis import Functions, SampledBasis
 from ._block import BlockStepper
-from ._dual import DualStepper
 from ._noise import NoiseAtRows, noise_of
-from ._optimizers import SampledAdam, SparseAdaGrad, SparseSGD
 from ._plan import StepPlan
 from ._posterior import SampledModel, fitted_scales, support_variance
 from ._start import support_weights
-from ._stepper import QSGPStepper, SampledStepper, Sampler, head_functions
+from ._stepper import DualStepper, QSGPStepper, SampledStepper, Sampler, head_functions
 from ._support import Flattening, SupportRows, by_unit, support_gram
-from ._weights import SampledWeights
+from ._weights import SampledAdam, SampledWeights, SparseAdaGrad, SparseSGD
 
 # Share of the block steps, the last ones, in which rows that were held out take part.
 _RELEASED = 0.3
@@ -136,17 +134,6 @@ class Fit:
         theta = compiled.theta0.to(source.device)
         return SupportRows(compiled, theta, rows, source.take(check))
 
-    def share(self, support: SupportRows) -> np.ndarray:
-        """Counts of the support rows in units of their mean in the table."""
-        return support.rows.weight.double().cpu().numpy() * (self.n_total / self.n_rows)
-
-    def optimizer(self) -> SparseSGD:
-        """The optimiser of the variational parameters."""
-        steps = self.steps
-        kind = SparseAdaGrad if steps.adaptive else SparseSGD
-        rate = steps.variational_learning_rate.value
-        return kind(rate, steps.decay, steps.n_steps, self.run.budget.spent)
-
     def drive(self, stepper: SampledStepper, show: Callable[[Any, float], None]) -> StepsResult:
         """Take all steps; `show` sets the model and its score in a copy of the estimator."""
         run, steps = self.run, self.steps
@@ -236,10 +223,12 @@ def make_stepper(
         some = fit.source.take(np.sort(rng.choice(fit.n, steps.batch_size, replace=False)))
         flattening = Flattening.build(support, gram, some, noise.curvature, fit.n_total)
     squares = fit.squares(basis, support.theta, rng)
-    first = _first_weights if fit.past is None else _resumed
-    weights = first(fit, basis, support, gram, noise, head)
+    weights = _first_weights(fit, basis, support, gram, noise, head)
     noise = noise.moved(weights.shared[:, : fit.t])
-    common = sampler, noise, support, flattening, weights, squares, fit.optimizer()
+    kind = SparseAdaGrad if steps.adaptive else SparseSGD
+    rate, spent = steps.variational_learning_rate.value, fit.run.budget.spent
+    optimizer = kind(rate, steps.decay, steps.n_steps, spent)
+    common = sampler, noise, support, flattening, weights, squares, optimizer
     common += (steps.control_variate,)
     index = torch.as_tensor(fit.split[0]).to(support.X.device)
     if steps.dual:
@@ -313,6 +302,7 @@ def model_of(
         constant = stepper.noise.latent(torch.zeros(1, t).double())[0].cpu().numpy()
     with torch.no_grad():
         coef, diagonal = stepper.folded().cpu().numpy(), stepper.diagonal().cpu().numpy()
+    counts = stepper.support.rows.weight.double().cpu().numpy()
     if compiled.n_params:
         kernel = compiled.to_sklearn(torch.as_tensor(stepper.theta()))
         functions = replace(functions, kernel=kernel)
@@ -330,7 +320,8 @@ def model_of(
         lower_bound=float("nan") if fit.steps.dual else -score * fit.n_rows * t,
         variance_scale=scales[0],
         by_support=fit.steps.by_support,
-        support_share=fit.share(stepper.support),
+        # Counts in units of their mean in the table.
+        support_share=counts * (fit.n_total / fit.n_rows),
         constant=constant,
     )
 
@@ -354,11 +345,18 @@ def fitted_stepper_scales(fit: Fit, stepper: SampledStepper) -> tuple[float, flo
 def _first_weights(
     fit: Fit, basis: SampledBasis, support: SupportRows, gram: Tensor, noise: NoiseAtRows, head: int
 ) -> SampledWeights:
-    """The posterior given the support rows, each of which stands for n / s rows in C.
+    """The weights of the past, or the posterior given the support rows.
 
-    The weights are shared ones, except for the first entries of the dense columns. The means are
-    zero for optimisers without a preconditioner.
+    Each of these stands for n / s rows in C. The weights are shared ones, except for the first
+    entries of the dense columns. The means are zero for optimisers without a preconditioner.
     """
+    if fit.past is not None:
+        rows = support.all_rows
+        coef = torch.as_tensor(np.concatenate([fit.past.mean, fit.past.dense], 2)).to(support.X)
+        a = torch.zeros(len(rows), coef.shape[2], dtype=torch.float64, device=rows.device)
+        for index, phi in fit.evaluations(basis, support.theta, rows):
+            a += (phi @ coef[:, index].flatten(0, 1)).double()
+        return SampledWeights(coef, torch.zeros_like(a[: len(support)]), a, head)
     s, c, t, q = len(support), fit.steps.n_dense.value, fit.t, basis.per_unit
     shared = torch.zeros(s, t + c, dtype=torch.float64, device=gram.device)
     coef = torch.zeros(q, basis.n_units, t + c).to(support.X)
@@ -385,15 +383,3 @@ def _first_weights(
     coef[:, index, t:] = own * (number > r) + (number == r) * root.to(own)
     a[:, t:] = gram @ shared[:, t:] + (phi @ coef[:, index, t:].flatten(0, 1)).double()
     return SampledWeights(coef, shared, a, head)
-
-
-def _resumed(
-    fit: Fit, basis: SampledBasis, support: SupportRows, gram: Tensor, noise: NoiseAtRows, head: int
-) -> SampledWeights:
-    """The weights of the past."""
-    coef = torch.as_tensor(np.concatenate([fit.past.mean, fit.past.dense], 2)).to(support.X)
-    rows = support.all_rows
-    a = torch.zeros(len(rows), coef.shape[2], dtype=torch.float64, device=rows.device)
-    for index, phi in fit.evaluations(basis, support.theta, rows):
-        a += (phi @ coef[:, index].flatten(0, 1)).double()
-    return SampledWeights(coef.clone(), torch.zeros_like(a[: len(support)]), a, head)

@@ -71,10 +71,6 @@ class SupportRows:
         return cross @ self.inverse.to(cross)
 
 
-def _noise_floor(dtype: torch.dtype) -> float:
-    return _ROUNDING * torch.finfo(dtype).eps
-
-
 def support_gram(
     support: SupportRows,
     basis: SampledBasis,
@@ -158,9 +154,9 @@ class Flattening:
         top, rest = eigenvalues[-kept:].clamp_min(0), eigenvalues[-kept - 1 :][:1].clamp_min(0)
         hessian = curvature * n / s * top + 1
         floor = curvature * n / s * rest + 1
-        weights = torch.where(
-            top > _noise_floor(X.dtype) * top[-1], (1 - floor / hessian) / top, 0.0
-        )
+        # The rest is rounding.
+        lost = _ROUNDING * torch.finfo(X.dtype).eps
+        weights = torch.where(top > lost * top[-1], (1 - floor / hessian) / top, 0.0)
         Q = (vectors[:, -kept:] * weights) @ vectors[:, -kept:].T * root[:, None] * root
         cross = support.cross(X).double()
         batch = support.kernel.cross(support.theta, X.double(), X.double()) - cross @ Q @ cross.T

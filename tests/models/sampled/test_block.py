@@ -15,10 +15,9 @@ from skscalablegp.linalg.gradients import Rows
 from skscalablegp.models.sampled._basis import SeededFourier
 from skscalablegp.models.sampled._block import BlockStepper, batch_variance, block_change
 from skscalablegp.models.sampled._noise import NoiseAtRows
-from skscalablegp.models.sampled._optimizers import SparseSGD
 from skscalablegp.models.sampled._stepper import Sampler
 from skscalablegp.models.sampled._support import Flattening, SupportRows, support_gram
-from skscalablegp.models.sampled._weights import SampledWeights
+from skscalablegp.models.sampled._weights import SampledWeights, SparseSGD
 
 NOISE, N, S = 0.05, 60, 12
 KERNEL = compile_kernel(ConstantKernel(1.5) * RBF([0.8, 1.2]) + WhiteKernel(NOISE), 2)

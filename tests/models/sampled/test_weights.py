@@ -152,7 +152,7 @@ def test_dense_columns_begin_with_the_covariance_of_all_rows():
     support = SupportRows(kernel, kernel.theta0, rows, rows.take(slice(7)))
     fit, head = Fit.__new__(Fit), c // 2
     fit.steps = SimpleNamespace(n_dense=SimpleNamespace(value=c), preconditioned=True)
-    fit.t, fit.n = 1, len(X)
+    fit.t, fit.n, fit.past = 1, len(X), None
     likelihood = NoiseAtRows(Gaussian(), noise, 1 / noise)
     gram = support_gram(support, basis, skip=head)
     found = _first_weights(fit, basis, support, gram, likelihood, head)
