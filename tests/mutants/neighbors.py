@@ -92,9 +92,9 @@ MUTANTS = [
     ),
     (
         "neighbourhoods consist of rows that were held out",
-        "Among._own_solved",
-        "near, X = self.rows[found.to(self.rows.device)], self.problem.X",
-        "near, X = found.to(self.rows.device), self.problem.X",
+        "WideFit._solve",
+        "self._kept[torch.as_tensor(found).to(self._kept)]",
+        "torch.as_tensor(found).to(self._kept)",
         f"{CORRECTED} -k 'corrected_by_wide_ones'",
     ),
     (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,7 @@ from ...linalg.gradients import (
     GradientEstimate,
     GradientEstimator,
     exact_marginal_likelihood,
+    sets_marginal_likelihood,
 )
 from ...workers import run, workers
 
@@ -51,9 +52,8 @@ class ExpertsGradient(GradientEstimator):
         if "experts" not in state.extra:
             experts = Experts(problem, self.parts, self.n_jobs)
             state = replace(state, extra=state.extra | {"experts": experts})
-        values, grads, jitters = state.extra["experts"].each(theta, "value", "grad", "jitter")
-        grad = torch.as_tensor(np.sum(np.stack(grads), axis=0))
-        return GradientEstimate(grad, float(np.sum(values)), None, max(jitters)), state
+        value, grad, jitter = state.extra["experts"].likelihood(theta)
+        return GradientEstimate(grad, value, None, jitter), state
 
 
 def one_expert(problem: GPProblem, rows: np.ndarray) -> GPProblem:
@@ -79,6 +79,35 @@ class Experts:
     problem: GPProblem
     parts: Sequence[np.ndarray]
     n_jobs: int | None
+
+    @cached_property
+    def sets(self) -> list[tuple[list[int], Int[Tensor, "k b"]]]:
+        """The numbers of the experts of each size, and their rows as one tensor."""
+        sizes = np.array([len(part) for part in self.parts])
+        groups = [np.flatnonzero(sizes == size).tolist() for size in np.unique(sizes)]
+        rows = (torch.as_tensor(np.stack([self.parts[k] for k in group])) for group in groups)
+        device = self.problem.X.device
+        return [(g, r.to(device, non_blocking=True)) for g, r in zip(groups, rows, strict=True)]
+
+    def likelihood(
+        self, theta: Float[Tensor, " p"], eval_gradient: bool = True
+    ) -> tuple[float, Float[Tensor, " p"] | None, float]:
+        """The sum of the experts' log likelihoods, its gradient, and the largest jitter.
+
+        On a device experts of equal size are factorised together, on the CPU one by a core.
+        """
+        if self.problem.X.is_cpu:
+            fields = ("value", "jitter", "grad") if eval_gradient else ("value", "jitter")
+            values, jitters, *grads = self.each(theta, *fields)
+            total = [torch.as_tensor(np.sum(np.stack(found), axis=0)) for found in grads]
+            return float(np.sum(values)), total[0] if total else None, max(jitters)
+        found = [
+            sets_marginal_likelihood(self.problem, theta, rows, eval_gradient)
+            for _, rows in self.sets
+        ]
+        grad = torch.stack([one.grad for one in found]).sum(0) if eval_gradient else None
+        value = float(sum(one.values.sum() for one in found))
+        return value, grad, max(one.jitter for one in found)
 
     def each(self, theta: Float[Tensor, "*k p"], *fields: str) -> list[tuple[Any, ...]]:
         """Fields of `exact_marginal_likelihood` for all experts; a theta for all or one for each.

@@ -13,56 +13,13 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from ...kernels import TorchKernel
-from ...linalg.gradients import (
-    GPProblem,
-    GradientEstimate,
-    GradientEstimator,
-    sets_marginal_likelihood,
-)
+from ...linalg.gradients import GPProblem, sets_marginal_likelihood
 from ...linalg.operators import kernel_between_sets
+from ._gradient import Experts
 from ._posterior import SHOWN, ExpertPosterior, ExpertsPosterior
 
 # Covariances with experts' rows that are computed at a time.
 _BLOCK = 2**26
-
-
-def by_size(parts: Sequence[np.ndarray]) -> list[list[int]]:
-    """The numbers of the parts of each size."""
-    sizes = np.array([len(part) for part in parts])
-    return [np.flatnonzero(sizes == size).tolist() for size in np.unique(sizes)]
-
-
-def row_sets(
-    parts: Sequence[np.ndarray], numbers: list[int], device: torch.device
-) -> Int[Tensor, "k b"]:
-    """The rows of equally large parts as one tensor."""
-    return torch.as_tensor(np.stack([parts[k] for k in numbers])).to(device, non_blocking=True)
-
-
-class GroupedGradient(GradientEstimator):
-    """`ExpertsGradient` on a device: one factorisation for all parts of a size.
-
-    Parameters
-    ----------
-    parts : sequence of ndarray of int
-        Rows of each expert.
-    """
-
-    exact = True
-
-    def __init__(self, parts: Sequence[np.ndarray]):
-        self.parts = parts
-
-    def estimate(self, problem, theta, state):
-        if "sets" not in state.extra:
-            device = problem.X.device
-            sets = [row_sets(self.parts, numbers, device) for numbers in by_size(self.parts)]
-            state = replace(state, extra=state.extra | {"sets": sets})
-        at = torch.as_tensor(theta)
-        found = [sets_marginal_likelihood(problem, at, sets) for sets in state.extra["sets"]]
-        value = float(sum(one.values.sum() for one in found))
-        grad = torch.stack([one.grad for one in found]).sum(0)
-        return GradientEstimate(grad, value, None, max(one.jitter for one in found)), state
 
 
 class Group(NamedTuple):
@@ -92,8 +49,7 @@ def build_groups(
 ) -> tuple[list[Group], float, float]:
     """The factors of all parts, the sum of their log likelihoods, and the largest jitter."""
     groups, value, jitter = [], 0.0, 0.0
-    for numbers in by_size(parts):
-        sets = row_sets(parts, numbers, problem.X.device)
+    for numbers, sets in Experts(problem, parts, None).sets:
         found = sets_marginal_likelihood(problem, theta, sets, eval_gradient=False)
         assert found.factor is not None
         groups.append(Group(numbers, sets, problem.X[sets], found.factor, found.weights))

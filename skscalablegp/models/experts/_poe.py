@@ -34,14 +34,12 @@ from ...linalg.gradients import (
     ExactEvaluation,
     ExactGradient,
     GPProblem,
-    GradientEstimator,
-    GradientState,
     exact_marginal_likelihood,
 )
 from ...workers import n_workers
 from ...workers import run as run_tasks
 from ._gradient import Experts, ExpertsGradient, one_expert
-from ._grouped import GroupedExpertsPosterior, GroupedGradient, build_groups
+from ._grouped import GroupedExpertsPosterior, build_groups
 from ._parts import global_first, kmeans_parts, random_parts, train_separately
 from ._plan import MANY_ROWS, ExpertsPlan, bytes_of_factors, plan_experts
 from ._posterior import ExpertPosterior, ExpertsPosterior
@@ -331,20 +329,14 @@ class PoERegressor(GPRegressorBase):
             # Training starts with as many random rows as a part has.
             size = max(map(len, parts))
             settings = replace(settings, subsets=Subsets.of(size, size))
-        gradient = self._gradient(parts, problem)
+        gradient = ExpertsGradient(parts, self.n_jobs)
         result = train_or_report(problem, gradient, settings, run)
         prior = problem.kernel.log_prior(result.theta)[0]
         return [result.theta] * len(parts), replace(result, value=result.value - prior)
 
-    def _gradient(self, parts: list[np.ndarray], problem: GPProblem) -> GradientEstimator:
-        """On a device experts of equal size are factorised together, on the CPU one by a core."""
-        return ExpertsGradient(parts, self.n_jobs) if problem.X.is_cpu else GroupedGradient(parts)
-
     def _likelihood(self, problem: GPProblem, parts: list[np.ndarray], theta: np.ndarray) -> float:
         """The log likelihood of all parts, without its gradient."""
-        if not problem.X.is_cpu:
-            return build_groups(problem, torch.as_tensor(theta), parts)[1]
-        return sum(Experts(problem, parts, self.n_jobs).each(torch.as_tensor(theta), "value")[0])
+        return Experts(problem, parts, self.n_jobs).likelihood(torch.as_tensor(theta), False)[0]
 
     def _train_separately(
         self, problem: GPProblem, parts: list[np.ndarray], settings: StageSettings, run: FitRun
@@ -454,5 +446,4 @@ class PoERegressor(GPRegressorBase):
         if self._rule == "grbcm":
             parts = [parts[0], *(part[len(parts[0]) :] for part in parts[1:])]
         problem = self._trained_problem(keep=True)
-        estimate, _ = self._gradient(parts, problem).estimate(problem, theta, GradientState())
-        return float(estimate.value), estimate.grad
+        return Experts(problem, parts, self.n_jobs).likelihood(theta, eval_gradient)[:2]

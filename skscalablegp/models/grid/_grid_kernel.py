@@ -44,12 +44,21 @@ class GridFactor:
     ----------
     F : Tensor of shape (m, r)
         Eigenvectors times the roots of their eigenvalues.
-    columns : list of slice
-        The columns of each component's terms, in the order of `GridKernel.columns`.
+    blocks : list of Tensor
+        Its blocks of each component's terms, in the order of `GridKernel.columns`.
     """
 
     F: Tensor
-    columns: list[slice]
+    blocks: list[Tensor]
+
+    def duals(self) -> list[Tensor]:
+        """(F^+)' of each block, shrunk where the squares of its columns are mostly rounding."""
+        out = []
+        for F in self.blocks:
+            sizes = F.square().sum(0)
+            shift = _ROUNDING * sizes.max().clamp_min(torch.finfo(F.dtype).tiny)
+            out.append(F / (sizes + shift))
+        return out
 
 
 @dataclass(eq=False)
@@ -126,17 +135,11 @@ class GridKernel:
 
     def _nested(self, flat: Float[Tensor, " s"]) -> list[list[list[Tensor]]]:
         """The columns that `flat` has one after the other."""
-        out, start = [], 0
-        for shape in self.grid.shapes:
-            terms = []
-            for _ in range(1 if len(shape) == 1 else max(1, len(self.terms))):
-                values = []
-                for size in shape:
-                    values.append(flat[start : start + size])
-                    start += size
-                terms.append(values)
-            out.append(terms)
-        return out
+        # Along a single axis the terms are one.
+        counts = [1 if len(axes) == 1 else max(1, len(self.terms)) for axes in self.grid.components]
+        shapes = [[shape] * n for shape, n in zip(self.grid.shapes, counts, strict=True)]
+        parts = iter(flat.split([size for terms in shapes for shape in terms for size in shape]))
+        return [[[next(parts) for _ in shape] for shape in terms] for terms in shapes]
 
     def slope(
         self,
@@ -215,13 +218,13 @@ class GridKernel:
         cuts = self.cuts(theta, tol)
         m, r = self.n_points, sum(cut.rank for terms in cuts for cut in terms)
         F = torch.zeros(m, r, dtype=torch.float64, device=self.device)
-        done, columns = 0, []
+        done, blocks = 0, []
         for terms, shape, start in zip(cuts, self.grid.shapes, self.grid.starts, strict=True):
             for cut in terms:
-                columns.append(slice(done, done + cut.rank))
-                F[start : start + math.prod(shape), columns[-1]] = cut.factor(self.device)
+                block = F[start : start + math.prod(shape), done : done + cut.rank]
+                blocks.append(block.copy_(cut.factor(self.device)))
                 done += cut.rank
-        return GridFactor(F, columns)
+        return GridFactor(F, blocks)
 
     def cuts(
         self, theta: Float[Tensor, " p"], tol: float, vectors: bool = True
@@ -269,22 +272,7 @@ class GridKernel:
         positive. O(m r) a row.
         """
         terms = (row for rows in self._rows_by_term(theta, X) for row in rows)
-        return torch.cat(
-            [row @ dual for row, dual in zip(terms, self.duals(factor), strict=True)], 1
-        )
-
-    def duals(self, factor: GridFactor) -> list[Tensor]:
-        """(F^+)' of each term, shrunk where the squares of its columns are mostly rounding."""
-        out, columns = list[Tensor](), iter(factor.columns)
-        for axes, shape, start in zip(
-            self.grid.components, self.grid.shapes, self.grid.starts, strict=True
-        ):
-            for _ in range(1 if len(axes) == 1 else max(1, len(self.terms))):
-                F = factor.F[start : start + math.prod(shape), next(columns)]
-                sizes = F.square().sum(0)
-                shift = _ROUNDING * sizes.max().clamp_min(torch.finfo(F.dtype).tiny)
-                out.append(F / (sizes + shift))
-        return out
+        return torch.cat([row @ dual for row, dual in zip(terms, factor.duals(), strict=True)], 1)
 
     def _rows_by_term(self, theta: Tensor, X: np.ndarray) -> list[list[Tensor]]:
         """`rows` by component and term."""

@@ -630,7 +630,12 @@ class KISSGPRegressor(GPRegressorBase):
             kept, grid = self._kept, self.grid_
             if not grid.covers(Z).all():
                 grid = self.grid_.extended(Z)
-                self._check_grid(grid, run)
+                widest = max(len(axes) for axes in grid.components)
+                run.check_memory(
+                    30.0 * grid.n_points * 7**widest,
+                    f"The grid extended to the new rows ({grid.n_points:,} points)",
+                    "leave out rows far from the others, or fit again with a smaller grid_size",
+                )
                 kept = kept.moved(self.grid_.numbers_in(grid), grid)
             self._kept = kept.plus(replace(more, X=Z), *self._white_and_prior())
             self.grid_ = grid
@@ -680,14 +685,6 @@ class KISSGPRegressor(GPRegressorBase):
                 f"{X[~inside][0].tolist()}: use extrapolation='extend', or fit on a range that "
                 "contains these rows."
             )
-
-    def _check_grid(self, grid: Grid, run: FitRun) -> None:
-        widest = max(len(axes) for axes in grid.components)
-        run.check_memory(
-            30.0 * grid.n_points * 7**widest,
-            f"The grid extended to the new rows ({grid.n_points:,} points)",
-            "leave out rows far away from the others, or fit again with a smaller grid_size",
-        )
 
     def _trained_kernel(self) -> TorchKernel:
         features = self._network

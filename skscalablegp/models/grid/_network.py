@@ -129,7 +129,7 @@ def network_steps(n: int, max_epochs: Any) -> tuple[int, int]:
     return steps - second, second
 
 
-class NetworkTraining:
+class NetworkTraining(Stepper):
     """Trains a network in two stages, both with decoupled weight decay.
 
     First the features and a linear map of them are trained by squared error, then the features and
@@ -146,6 +146,8 @@ class NetworkTraining:
         Its time budget, and its random numbers: initial weights and batches.
     """
 
+    moving = ("_moving", "_optimizer", "_schedule", "_generator")
+
     def __init__(self, table: Table, network: Network, run: FitRun):
         X, Y = table.X, table.targets
         self._x_mean, self._x_scale = table.robust_moments()
@@ -161,19 +163,16 @@ class NetworkTraining:
         if has_first_layer(network):
             rows = first_layer_rows(np.ones(len(X)), X.shape[1], run)
         if rows is not None:
-            problem = self._exact_problem(torch.as_tensor(rows[0]))
+            # The exact process of some rows, with the default kernel.
+            some = self._rows.take(torch.as_tensor(rows[0])).to(torch.float64)
+            kernel = data_scaled_kernel(some.X.numpy(), some.Y.numpy())
+            problem = GPProblem(compile_kernel(kernel, some.X.shape[1]), some)
             factors = first_layer_factors(problem, len(X), run)
             self.params = weigh_inputs(network, self.params, factors)
         for p in self.trained:
             p.requires_grad_(True)
         head = torch.randn(network.n_features + 1, Y.shape[1], generator=self._generator)
         self._others = [head, torch.tensor([0.0, -1.0, -2.0])]
-
-    def _exact_problem(self, rows: Tensor) -> GPProblem:
-        """The exact process of some rows, with the default kernel."""
-        some = self._rows.take(rows).to(torch.float64)
-        kernel = data_scaled_kernel(some.X.numpy(), some.Y.numpy())
-        return GPProblem(compile_kernel(kernel, some.X.shape[1]), some)
 
     @property
     def trained(self) -> list[Tensor]:
@@ -186,10 +185,10 @@ class NetworkTraining:
         for phase, n_steps in enumerate(steps):
             if run.stopped:
                 break
-            stepper = _Stepper(self, phase, n_steps)
-            run.monitor.begin(_STAGES[phase], n_steps, stepper.objective_name)
+            self._begin(phase, n_steps)
+            run.monitor.begin(_STAGES[phase], n_steps, self.objective_name)
             result = train_steps(
-                stepper,
+                self,
                 max_steps=n_steps,
                 check_every=max(1, n_steps // _SCORES),
                 monitor=run.monitor,
@@ -212,45 +211,36 @@ class NetworkTraining:
         weights = network_to_numpy(self.params)
         return GridFeatures(self.network, weights, self._x_mean, self._x_scale, centre, spread)
 
-    def loss(self, phase: int, rows: Tensor | slice) -> Tensor:
+    def _loss(self, rows: Tensor | slice) -> Tensor:
         some = self._rows.take(rows)
         raw = self.network(self.params, some.X)
         Z = torch.tanh(_SQUASH * (raw - raw.mean(0)) / _spread(raw))
-        objective = (_squared_error, _negative_likelihood)[phase]
-        return objective(Z, self._others[phase], some)
+        objective = (_squared_error, _negative_likelihood)[self._phase]
+        return objective(Z, self._others[self._phase], some)
 
-    def draw(self) -> Tensor | slice:
+    def _draw(self) -> Tensor | slice:
         """The rows of a step."""
         if len(self._rows) <= _BATCH_ROWS:
             return slice(None)
         return torch.randint(len(self._rows), (_BATCH_ROWS,), generator=self._generator)
 
-    def some(self) -> slice:
-        """The rows of all scores."""
-        step = max(1, len(self._rows) // _BATCH_ROWS)
-        return slice(0, step * _BATCH_ROWS, step)
+    # ------------------------------------------------------------------ a stage
 
-
-class _Stepper(Stepper):
-    """AdamW with a cosine schedule over the network's and some other parameters."""
-
-    moving = ("_moving", "_optimizer", "_schedule", "_generator")
-
-    def __init__(self, training: NetworkTraining, phase: int, n_steps: int):
+    def _begin(self, phase: int, n_steps: int) -> None:
+        """AdamW with a cosine schedule over the network's and some other parameters."""
+        self._phase = phase
         self.objective_name = ("minus squared error", "log likelihood per row of a batch")[phase]
-        self._training, self._phase = training, phase
-        self._generator = training._generator
-        other = training._others[phase].requires_grad_(True)
+        other = self._others[phase].requires_grad_(True)
         groups = [
-            {"params": training.trained, "weight_decay": _DECAY},
+            {"params": self.trained, "weight_decay": _DECAY},
             {"params": [other], "weight_decay": 0.0, "lr": _OTHER_RATES[phase]},
         ]
         self._optimizer = torch.optim.AdamW(groups, lr=_RATES[phase])
         self._schedule = torch.optim.lr_scheduler.CosineAnnealingLR(self._optimizer, n_steps)
-        self._moving = [*training.trained, other]
+        self._moving = [*self.trained, other]
 
     def step(self) -> None:
-        value = self._training.loss(self._phase, self._training.draw())
+        value = self._loss(self._draw())
         if not torch.isfinite(value):
             raise StopTraining(End.DIVERGED)
         self._optimizer.zero_grad()
@@ -259,8 +249,10 @@ class _Stepper(Stepper):
         self._schedule.step()
 
     def score(self) -> float:
+        # All scores are of the same rows.
+        step = max(1, len(self._rows) // _BATCH_ROWS)
         with torch.no_grad():
-            return float(self._training.loss(self._phase, self._training.some()))
+            return float(self._loss(slice(0, step * _BATCH_ROWS, step)))
 
     def theta(self) -> np.ndarray:
         return np.empty(0)

@@ -211,9 +211,7 @@ def summed(kernel: GridKernel, table: Table, chosen: np.ndarray | None = None) -
     return CommonNoise(reduce(add, some.each(grid_moments, kernel.grid)), kernel.grid, low)
 
 
-def _noisy_parts(
-    table: Table, grid: Grid, noise: float
-) -> tuple[GridMoments, GridMoments, float, float]:
+def _noisy_parts(table: Table, grid: Grid, noise: float) -> tuple[Any, ...]:
     """Moments with weights 1 / D and 1 / D^2, and the sums of log D and 1 / D."""
     D = noise + table.noise
     first, second = (grid_moments(table, grid, D**-k) for k in (1.0, 2.0))
@@ -407,13 +405,13 @@ def affordable_rank(problem: GridProblem, budget: Budget) -> int | None:
     if budget.limit is None:
         return None
     gram = raised_noise(problem, problem.kernel.theta0)[2].gram
-    V = torch.ones(problem.grid_kernel.n_points, _TIMED, dtype=torch.float64, device=CPU)
-    V = V.to(problem.grid_kernel.device)
+    m, device = problem.grid_kernel.n_points, problem.grid_kernel.device
+    V = torch.ones(m, _TIMED, dtype=torch.float64, device=device)
     product = budget.timed(lambda: gram @ V) / _TIMED
     squares = _SQUARES + _LONG_SQUARES * problem.grid_kernel.long_axes
     square = squares * budget.timed(lambda: V.T @ V) / _TIMED**2
     part = budget.share("evaluation")
-    ranks = range(_LEAST_RANK, max(_LEAST_RANK + 1, problem.grid_kernel.n_points + 1))
+    ranks = range(_LEAST_RANK, max(_LEAST_RANK + 1, m + 1))
     most = part.affordable(lambda r: product * r + square * r * r, ranks)
     budget.reserve(product * most + square * most**2)
     return most

@@ -176,12 +176,20 @@ def plan_grid(
     else:
         given = _given_sizes(params.grid_size, d)
         sizes = [given[column] for column in columns]
-    points = math.prod(sizes) if product else sum(sizes)
-    return GridPlan(
-        structure=structure,
-        grid_size=Choice(sizes, f"a grid of {points} points in all"),
-        needs=(_need(sizes),) if product else (),
-    )
+    points, needs = sum(sizes), ()
+    if product:
+        points, axes = math.prod(sizes), len(sizes)
+        shape = " x ".join(map(str, sizes)) if axes <= 6 else f"{sizes[0]}^{axes}"
+        need = MemoryNeed(
+            # W'W at 7^d offsets a point, as a stencil and as a sparse matrix.
+            30.0 * points * 7**axes,
+            f"A product grid over {axes} columns ({shape} = {points:,} points)",
+            "use structure='additive', feature_extractor=(64, 2) to learn two features first, a "
+            "smaller grid_size, or a model with inducing points",
+        )
+        needs = (need,)
+    size = Choice(sizes, f"a grid of {points} points in all")
+    return GridPlan(structure=structure, grid_size=size, needs=needs)
 
 
 def _points(n: int, n_axes: int, product: bool) -> int:
@@ -223,18 +231,6 @@ def _given_sizes(grid_size: Any, d: int) -> list[int]:
             f"grid_size must be at least 6 (two points of padding at both ends); got {grid_size!r}."
         )
     return np.broadcast_to(sizes, d).tolist()
-
-
-def _need(sizes: list[int]) -> MemoryNeed:
-    """W'W at 7^d offsets a point, as a stencil and as a sparse matrix."""
-    d, m = len(sizes), math.prod(sizes)
-    shape = " x ".join(str(size) for size in sizes) if d <= 6 else f"{sizes[0]}^{d}"
-    return MemoryNeed(
-        30.0 * m * 7**d,
-        f"A product grid over {d} columns ({shape} = {m:,} points)",
-        "use structure='additive', feature_extractor=(64, 2) to learn two features first, a "
-        "smaller grid_size, or a model with inducing points",
-    )
 
 
 def columns_that_vary(X: np.ndarray, n: int) -> list[int]:

@@ -18,7 +18,6 @@ from ...core.posteriors import (
     Moved,
     Posterior,
     PosteriorModule,
-    WeightDraws,
     inverse_root,
     normal,
     prior_draws,
@@ -113,20 +112,26 @@ class GridPosterior(Posterior):
         apart = inverse_root(self.evaluation.cholesky) @ eps
         z = (self.weights[:, :, None] + apart.reshape(r, t, n_samples)).flatten(1)
         values = Interpolation(self.evaluation.factor.F @ z, kernel.grid)
-        outside = Outside(z, duals=kernel.duals(self.evaluation.factor))
+        outside = Outside(z, duals=self.evaluation.factor.duals())
         module = GridModule(kernel, self.theta, values, None, outside)
         draws, misfit = MeanDraws(module, (t, n_samples)), float(self.evaluation.misfit)
         if not misfit > 0:
             return draws
-        return Moved(_within_cells(kernel, misfit, (t, n_samples), generator), draws)
+        # The correlation of the error ends within a cell.
+        scales = np.full(kernel.n_features, np.inf)
+        for axis in (axis for axes in kernel.grid.components for axis in axes):
+            scales[axis.column] = min(scales[axis.column], _CORRELATED * axis.step)
+        finite = np.isfinite(scales)
+        scales[~finite] = 1e5 * scales[finite].max()
+        error = compile_kernel(misfit * RBF(scales), len(scales))
+        return Moved(prior_draws(error, error.theta0, (t, n_samples), generator), draws)
 
     # Whether `root` is one of the explained covariance in place of the posterior's.
     _explains = False
 
     def _outside_module(self, with_variance: bool) -> Outside:
         plus = inverse_root(self.evaluation.cholesky) if with_variance else None
-        duals = self.grid_kernel.duals(self.evaluation.factor)
-        return Outside(self.weights, plus=plus, duals=duals)
+        return Outside(self.weights, plus=plus, duals=self.evaluation.factor.duals())
 
     def low_rank_form(self) -> LowRankForm:
         # Exact variances cost no more, because they are polynomials within a cell.
@@ -205,12 +210,6 @@ class GridPosterior(Posterior):
         """Number of columns of the root."""
         return self.evaluation.rank
 
-    def _polynomials_are_dear(self, n_rows: int) -> bool:
-        """Whether building the polynomials costs more than `n_rows` variances without them."""
-        (m, r), d = (self.grid_kernel.n_points, self._columns), len(self._axes)
-        shared = m * r * 7**d
-        return shared > _SHARED_PRODUCTS and n_rows * r * (4**d + r) < shared
-
     # ------------------------------------------------------------------ predictions
 
     def mean(self, X: Float[Tensor, "n d"]) -> Float[Tensor, "n t"]:
@@ -226,7 +225,10 @@ class GridPosterior(Posterior):
         mean, variance = self._mean_inside(rows, inside), self._variance_inside(rows, inside)
         for part, g in self._outside(rows, inside):
             mean[part] = (g @ self.weights).cpu().numpy()
-            variance[part] = self._variance_outside(rows[part], g)
+            with torch.no_grad():
+                own = self.grid_kernel.cross(self.theta, rows[part])
+            left = own - g.square().sum(1).cpu()
+            variance[part] = (left + self._whitened(g).square().sum(1).cpu()).numpy()
         return Moments(torch.from_numpy(mean), self._reported(variance), self.noise(X))
 
     def _mean_inside(self, rows: np.ndarray, inside: np.ndarray) -> np.ndarray:
@@ -241,18 +243,16 @@ class GridPosterior(Posterior):
 
     def _variance_inside(self, rows: np.ndarray, inside: np.ndarray) -> np.ndarray:
         """Variances (n,); those of rows outside the grid are undefined."""
-        out = np.empty(len(rows))
-        if self._axes is not None and not self._polynomials_are_dear(int(inside.sum())):
-            out[inside] = cell_polynomials(self._axes, rows[inside], self._variance_polynomials)
+        out, axes, some = np.empty(len(rows)), self._axes, rows[inside]
+        r, d = self._columns, len(axes or ())
+        shared = self.grid_kernel.n_points * r * 7**d
+        # Building the polynomials may cost more than these variances without them.
+        dear = shared > _SHARED_PRODUCTS and len(some) * r * (4**d + r) < shared
+        if axes is not None and not dear:
+            out[inside] = cell_polynomials(axes, some, self._variance_polynomials)
         else:
-            out[inside] = self.root_variance(torch.from_numpy(rows[inside])).numpy()
+            out[inside] = self.root_variance(torch.from_numpy(some)).numpy()
         return out
-
-    def _variance_outside(self, rows: np.ndarray, g: Float[Tensor, "n r"]) -> np.ndarray:
-        with torch.no_grad():
-            own = self.grid_kernel.cross(self.theta, rows)
-        left = own - g.square().sum(1).cpu()
-        return (left + self._whitened(g).square().sum(1).cpu()).numpy()
 
     # Rounding of variances, in units of that of the prior variance.
     _rounding = 1.0
@@ -350,21 +350,6 @@ class GridPosterior(Posterior):
     def _covariances(self, rows: np.ndarray) -> Float[Tensor, "n r"]:
         """The covariances of f at some rows and z, whose posterior mean is `weights`."""
         return self.grid_kernel.coordinates(self.theta, rows, self.evaluation.factor)
-
-
-def _within_cells(
-    grid_kernel: GridKernel, misfit: float, shape: tuple[int, int], generator: torch.Generator
-) -> WeightDraws:
-    """Draws of functions of variance `misfit` whose correlation ends within a cell."""
-    axes = [axis for axes in grid_kernel.grid.components for axis in axes]
-    scales = [np.inf] * grid_kernel.kernel.n_features
-    for axis in axes:
-        scales[axis.column] = min(scales[axis.column], _CORRELATED * axis.step)
-    scales = [
-        scale if np.isfinite(scale) else 1e5 * max(filter(np.isfinite, scales)) for scale in scales
-    ]
-    kernel = compile_kernel(misfit * RBF(scales), len(scales))
-    return prior_draws(kernel, kernel.theta0, shape, generator)
 
 
 def covariance_stencil(root: Float[Tensor, "m r"], shape: list[int]) -> np.ndarray:

@@ -130,15 +130,19 @@ def final_solve(
     watch = None
     if solves.early is not None:
         stopping, watch = stopping | solves.early, solves.early.watch
-    products, log_det = _with_log_det(operator, solves.solver, preconditioner, generator, budget)
+    products, log_det = operator, None
+    estimated = operator.shape[0] > SOLVED_VARIANCE_ROWS and preconditioner.rank > 0
+    # With a time limit the solve has all of the time.
+    if estimated and budget.limit is None and isinstance(solves.solver, CG):
+        # Products of the solve also estimate log|H|.
+        log_det = _log_det(operator, preconditioner, generator)
+        products = WithLogDet(operator, log_det)
     settings = {"stopping": stopping, "x0": x0, "preconditioner": preconditioner}
     solution, interrupted = _interruptible(products, B, solves.solver, budget, watch, settings)
-    solved, samples = solution.value.to(problem.X.dtype), None
-    weights = solved[:, :t]
-    if probes is not None:
-        # A pickle keeps the strides of whole arrays only, and answers have the same bits with them.
-        drawn = solved[:, t:].contiguous()
-        samples = PathwiseSamples(probes.features, probes.weights, drawn)
+    solved = solution.value.to(problem.X.dtype)
+    # A pickle keeps the strides of whole arrays only, and answers have the same bits with them.
+    weights, drawn = solved[:, :t], solved[:, t:].contiguous()
+    samples = probes and PathwiseSamples(probes.features, probes.weights, drawn)
     left = None
     if corrected and bool((solution.residuals > solves.tol).any()):
         left = problem.Y - operator.matmul(weights)
@@ -247,24 +251,6 @@ def _interruptible(
     units = torch.where(state.b_norms > 0, B.double().norm(dim=0).cpu() / state.b_norms, 1.0)
     value, residuals = state.x * units.to(state.x), state.residual_norms
     return Solution(value, End.MAX_ITER, residuals, operator.epochs, state.iteration), True
-
-
-def _with_log_det(
-    operator: KernelOperator,
-    solver: Solver,
-    preconditioner: Preconditioner,
-    generator: Generator,
-    budget: Budget,
-) -> tuple[LinearOperator, LogDet | None]:
-    """The operator of a solve, whose products also estimate log|H|, and this estimate.
-
-    With a time limit the solve has all of the time.
-    """
-    estimated = operator.shape[0] > SOLVED_VARIANCE_ROWS and preconditioner.rank > 0
-    if not (estimated and budget.limit is None and isinstance(solver, CG)):
-        return operator, None
-    log_det = _log_det(operator, preconditioner, generator)
-    return WithLogDet(operator, log_det), log_det
 
 
 def _log_det(

@@ -201,7 +201,14 @@ def plan(
     alone = train_on.value == "subsets"
     # Without steps on all rows, a factorisation for predictions leaves nothing to solve.
     direct = exact or (alone and posterior.value == "exact")
-    solver = _plan_solver(given["solver"], direct, bool(factorises), n)
+    # "block_cg" takes half the epochs of "cg", and 0.67 (pol) and 0.76 (elevators) of its time.
+    why = "a factorisation does not fit, or costs more than solves"
+    if direct:
+        why = "a factorisation is cheaper than solves"
+    if factorises:
+        why = "the gradient or the optimizer needs a factorisation"
+    name = "cholesky" if direct else "block_cg"
+    solver = resolve(given["solver"], name, f"{n:,} rows: {why}")
     solves = Solves(
         preconditioned(solver.value, given["preconditioner"]),
         for_variances(given["solver"], given["preconditioner"]),
@@ -403,16 +410,6 @@ def _plan_stages(
         gain_per_row=GAIN_PER_ROW if rough else SMALL_GAIN,
         natural=True,
     )
-
-
-def _plan_solver(given: Any, direct: bool, needed: bool, n: int) -> Choice:
-    # "block_cg" takes half the epochs of "cg", and 0.67 (pol) and 0.76 (elevators) of its time.
-    why = "a factorisation does not fit, or costs more than solves"
-    if direct:
-        why = "a factorisation is cheaper than solves"
-    if needed:
-        why = "the gradient or the optimizer needs a factorisation"
-    return resolve(given, "cholesky" if direct else "block_cg", f"{n:,} rows: {why}")
 
 
 def _with_gradient(

@@ -228,20 +228,16 @@ def parameters_of_solves(params: Any) -> tuple[dict[str, Any], dict[str, str]]:
         own.pop("preconditioner", None)
     defaults = type(params)().get_params(deep=False)
     for name in (name for name in _OF_GRADIENTS if name in own):
-        _check(name, given[name], defaults[name], own[name], params.gradient)
-        ignored |= ignore(name, because=f"the gradient object has its own {name}={own[name]!r}")
-        given[name] = own[name]
+        asked, default, theirs = given[name], defaults[name], own[name]
+        unset = type(asked) is type(default) and asked == default
+        if not (unset or _same(name, asked, theirs)):
+            raise ValueError(
+                f"{name}={asked!r} contradicts gradient={params.gradient!r}, which has {theirs!r}: "
+                f"leave {name} at its default, or change the gradient object."
+            )
+        ignored |= ignore(name, because=f"the gradient object has its own {name}={theirs!r}")
+        given[name] = theirs
     return given, ignored
-
-
-def _check(name: str, given: Any, default: Any, theirs: Any, gradient: Any) -> None:
-    default = type(given) is type(default) and given == default
-    if default or _same(name, given, theirs):
-        return
-    raise ValueError(
-        f"{name}={given!r} contradicts gradient={gradient!r}, which has {theirs!r}: leave {name} "
-        "at its default, or change the gradient object."
-    )
 
 
 def _same(name: str, a: Any, b: Any) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from copy import copy, deepcopy
 
 import numpy as np
@@ -109,10 +110,10 @@ def _points(leaf: Node, theta: Tensor, X: Tensor, weight: float) -> nn.Module:
         return _of_categories(leaf, theta, X, weight)
     if leaf.profile is not None:
         scale = weight * 0.5**0.5 / leaf.length_scale.value_like(theta, X)
-        return _Scaled(leaf, scale)
+        return _Points(_scaled, leaf, scale)
     if leaf.n_exact_features(d):
         unit = weight / (2 * leaf.diag(theta, X).mean()) ** 0.5
-        return _Features(leaf, theta, unit)
+        return _Points(_features, leaf.plain(), theta, unit)
     raise ValueError(
         f"{leaf.label} has no distance by which to search for neighbours: use "
         "IterativeGPRegressor, or a kernel made of RBF, Matern, RationalQuadratic, DotProduct, "
@@ -121,46 +122,36 @@ def _points(leaf: Node, theta: Tensor, X: Tensor, weight: float) -> nn.Module:
     )
 
 
-class _Scaled(nn.Module):
+class _Points(nn.Module):
+    """A map from rows to points by a leaf of the kernel and some tensors."""
+
+    def __init__(self, work: Callable[..., Tensor], leaf: Node, *tensors: Tensor):
+        super().__init__()
+        self._work, self._leaf = work, leaf
+        for k, value in enumerate(tensors):
+            self.register_buffer(f"tensor{k}", value.detach().clone())
+
+    def forward(self, rows: Float[Tensor, "m d"]) -> Float[Tensor, "m q"]:
+        return self._work(self._leaf, rows, *self.buffers())
+
+
+def _scaled(leaf: Node, rows: Tensor, scale: Tensor) -> Tensor:
     """The columns of a stationary kernel in units of its length scales."""
-
-    def __init__(self, leaf: Node, scale: Tensor):
-        super().__init__()
-        self._leaf = leaf
-        self.register_buffer("scale", scale.detach().clone())
-
-    def forward(self, rows: Float[Tensor, "m d"]) -> Float[Tensor, "m q"]:
-        return self._leaf.seen(rows) * self.scale
+    return leaf.seen(rows) * scale
 
 
-class _Features(nn.Module):
+def _features(leaf: Node, rows: Tensor, theta: Tensor, unit: Tensor) -> Tensor:
     """The exact features of a kernel."""
-
-    def __init__(self, leaf: Node, theta: Tensor, unit: Tensor):
-        super().__init__()
-        self._leaf = leaf.plain()
-        for name, value in (("theta", theta), ("unit", unit)):
-            self.register_buffer(name, value.detach().clone())
-
-    def forward(self, rows: Float[Tensor, "m d"]) -> Float[Tensor, "m q"]:
-        return self._leaf.exact_features(self.theta, rows) * self.unit
+    return leaf.exact_features(theta, rows) * unit
 
 
-class _Categories(nn.Module):
+def _categories(leaf: Node, rows: Tensor, theta: Tensor, known: Tensor, basis: Tensor) -> Tensor:
     """Points whose inner products are the covariances between known categories."""
-
-    def __init__(self, leaf: Node, theta: Tensor, known: Tensor, basis: Tensor):
-        super().__init__()
-        self._leaf = leaf
-        for name, value in (("theta", theta), ("known", known), ("basis", basis)):
-            self.register_buffer(name, value.detach().clone())
-
-    def forward(self, rows: Float[Tensor, "m d"]) -> Float[Tensor, "m q"]:
-        return self._leaf.smooth(self.theta, rows, self.known) @ self.basis
+    return leaf.smooth(theta, rows, known) @ basis
 
 
 def _of_categories(leaf: Node, theta: Tensor, X: Tensor, weight: float) -> nn.Module:
-    """`_Categories` of the categories in X."""
+    """The map of rows with the categories in X."""
     leaf, codes = leaf.plain(), X[:, sorted(leaf.coded(X.shape[1]))].round()
     _, where = np.unique(codes.cpu().numpy(), axis=0, return_index=True)
     known = X[torch.as_tensor(where, device=X.device)]
@@ -168,7 +159,8 @@ def _of_categories(leaf: Node, theta: Tensor, X: Tensor, weight: float) -> nn.Mo
     most = values.argsort(descending=True)[:_MOST_DIRECTIONS]
     most = most[values[most] > 1e-9 * values.max()]
     unit = weight / (2 * values.sum() / len(known)) ** 0.5
-    return _Categories(leaf, theta, known, vectors[:, most] / values[most].sqrt() * unit)
+    basis = vectors[:, most] / values[most].sqrt() * unit
+    return _Points(_categories, leaf, theta, known, basis)
 
 
 def slack(n: int, q: int) -> float:

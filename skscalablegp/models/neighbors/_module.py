@@ -111,8 +111,10 @@ class NeighborModule(PosteriorModule):
         return JointMoments(mean, half @ half.mT, noise.gather(1, back))
 
     def moments(self, X: Float[Tensor, "b d"]) -> Moments:
-        *alone, half = self._alone(X)
-        mean, variance = self._corrected(X, *alone)
+        mean, variance, half = self.alone(X)
+        if self._numbers is not None:
+            given = mean, variance, self.kernel.diag(X), self._wide_mean(X)
+            mean, variance = corrected_moments(self._numbers, *given)
         white = self.kernel.noise(X)
         if self._power > 0:
             surprise = half[:, :NEAREST, 1:].square().mean((1, 2))
@@ -120,23 +122,13 @@ class NeighborModule(PosteriorModule):
             variance, white = factor * variance, factor * white
         return Moments(mean, variance, white)
 
-    def alone(self, X: Float[Tensor, "b d"]) -> tuple[Float[Tensor, "b t"], Float[Tensor, " b"]]:
-        """Means and latent variances without the correction and the factors of local errors."""
-        return self._alone(X)[:2]
-
-    def _corrected(
-        self, X: Float[Tensor, "b d"], mean: Float[Tensor, "b t"], variance: Float[Tensor, " b"]
-    ) -> tuple[Float[Tensor, "b t"], Float[Tensor, " b"]]:
-        """Means and latent variances, corrected if there is a correction."""
-        if self._numbers is None:
-            return mean, variance
-        given = mean, variance, self.kernel.diag(X), self._wide_mean(X)
-        return corrected_moments(self._numbers, *given)
-
-    def _alone(
+    def alone(
         self, X: Float[Tensor, "b d"]
     ) -> tuple[Float[Tensor, "b t"], Float[Tensor, " b"], Float[Tensor, "b m s"]]:
-        """Means and latent variances from the nearest rows, and L^-1 k beside L^-1 Y."""
+        """Means and latent variances from the nearest rows, and L^-1 k beside L^-1 Y.
+
+        Without the correction and the factors of local errors.
+        """
         near = self._near(self.metric(X))
         Z, Y, noise = self.rows[near], self.targets[near], self.known[near]
         H = self.kernel.cross(Z, Z) + torch.diag_embed(noise)
@@ -177,7 +169,7 @@ class Calibrated(nn.Module):
         self.draws, self.module = draws, module
 
     def forward(self, X: Float[Tensor, "m d"]) -> Float[Tensor, "m t s"]:
-        old_mean, old = self.module.alone(X)
+        old_mean, old, _ = self.module.alone(X)
         mean, variance, _ = self.module.moments(X)
         ratio = torch.where(old > 0, variance / old.clamp_min(torch.finfo(old.dtype).tiny), 1.0)
         away = self.draws(X) - old_mean[:, :, None]

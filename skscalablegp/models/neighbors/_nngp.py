@@ -665,21 +665,20 @@ class NNGPRegressor(GPRegressorBase):
             else:
                 self._exact, self.dtype_ = None, precision
                 if self._inducing is None:  # A small table has been an exact process until now.
-                    self.n_inducing_, self._n_earlier = (
-                        settings.n_inducing.value,
-                        settings.n_earlier,
-                    )
+                    self.n_inducing_ = settings.n_inducing.value
+                    self._n_earlier = settings.n_earlier
                 if self.n_inducing_:
-                    run.finish("inducing points", self._shared_again)
+                    joined = self._trained_problem()
+                    given = joined, joined.kernel.theta0
+                    run.finish("inducing points", lambda: self._shared(*given))
                 if self.n_neighbors_ != m or not self._wide_suits(n):
                     # Their weight was learned beside another number of neighbours, or fewer rows.
                     self._keep_wide(None)
                 self._remember(run.finish("index", self._build_posterior))
             if self._kind == "vecchia":
                 self._near = None
-                self.log_marginal_likelihood_value_ = self._likelihood_at(
-                    self._trained_kernel().theta0, False
-                )[0]
+                theta = self._trained_kernel().theta0
+                self.log_marginal_likelihood_value_ = self._likelihood_at(theta, False)[0]
             elif self._kind != "subset":
                 # A mean over the same rows, times the number of rows.
                 self.log_marginal_likelihood_value_ *= n / old
@@ -698,10 +697,6 @@ class NNGPRegressor(GPRegressorBase):
 
     def _training_only(self) -> tuple[str, ...]:
         return (*super()._training_only(), "_near", "_seen")
-
-    def _shared_again(self) -> None:
-        problem = self._trained_problem()
-        self._shared(problem, problem.kernel.theta0)
 
     def _build_posterior(self) -> NeighborPosterior:
         problem, dtype = self._trained_problem(), getattr(torch, self.dtype_)

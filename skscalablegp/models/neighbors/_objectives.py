@@ -246,7 +246,10 @@ class Scales:
         problem, theta = self._problem, self._theta
         some = problem.rows.take(rows)
         X, Y, known = some.X, some.Y, some.noise
-        predicted = self._predicted(rows, near, shared, dtype, scaled and local)
+        around, s = Neighbourhoods(problem, rows, near, shared), torch.arange(len(rows))
+        by = workers(around, len(rows), self._n_jobs, device=problem.X.device)
+        found = by.call(Neighbourhoods.predicted, theta, dtype, scaled and local, along=[s])
+        predicted = Predicted(*map(torch.cat, zip(*found, strict=True)))
         mean, variance, surprise = predicted[:3]
         white = problem.kernel.noise(theta, X)
         if shared is not None:
@@ -281,7 +284,7 @@ class Scales:
             moved = theta + self._moved * log_scale
             return problem.log_prior(moved.cpu().numpy())[0] / (observations * Y.shape[1])
 
-        found = {}
+        best_of = {}
         for power in (0.0, *_POWERS) if local else (0.0,):
             best = minimize_scalar(
                 lambda at, power=power: (
@@ -290,25 +293,11 @@ class Scales:
                 bounds=limits,
                 method="bounded",
             )
-            found[power] = float(best.x), losses(float(best.x), power)
-        power = min(found, key=lambda power: float(found[power][1].mean()))
-        gains = found[0.0][1] - found[power][1]
+            best_of[power] = float(best.x), losses(float(best.x), power)
+        power = min(best_of, key=lambda power: float(best_of[power][1].mean()))
+        gains = best_of[0.0][1] - best_of[power][1]
         if float(gains.mean()) <= _DOUBT * float(gains.std(correction=0)) / len(gains) ** 0.5:
             power = 0.0
-        log_scale, loss = found[power]
+        log_scale, loss = best_of[power]
         moved = theta + self._moved * log_scale
         return Scaled(moved, math.exp(log_scale), -float(loss.mean()), power)
-
-    def _predicted(
-        self,
-        rows: Int[Tensor, " s"],
-        near: Int[Tensor, "s m"],
-        shared: Shared | None,
-        dtype: torch.dtype,
-        errors: bool,
-    ) -> Predicted:
-        around, s = Neighbourhoods(self._problem, rows, near, shared), len(rows)
-        by = workers(around, s, self._n_jobs, device=self._problem.X.device)
-        given = Neighbourhoods.predicted, self._theta, dtype, errors
-        found = by.call(*given, along=[torch.arange(s)])
-        return Predicted(*map(torch.cat, zip(*found, strict=True)))

@@ -150,9 +150,21 @@ def plan(
         stages=stages,
         training=plan_stages(stages, True, n_rows if exact else n, n_params, _OF_NEIGHBORS),
         needs=(
-            _search_tree(n, d, n_targets, size),
-            _features(n, inducing.value),
-            _stored(n, wide.value, n_targets),
+            MemoryNeed(
+                8 * n * (4 * d + n_targets) + 24 * (size or 0) ** 2,
+                f"A search tree of {n:,} rows and an exact start on subset_size={size} rows",
+                "use a smaller subset_size, or fewer rows",
+            ),
+            MemoryNeed(
+                8 * n * inducing.value,
+                f"{n:,} rows at n_inducing={inducing.value} inducing points",
+                "use a smaller n_inducing",
+            ),
+            MemoryNeed(
+                _STORED * wide.value**0.5 * n * (4 + 8 * n_targets),
+                f"Wide neighbourhoods of {n:,} rows",
+                "use n_wide_neighbors=0",
+            ),
         ),
     )
     if inducing.value:
@@ -162,27 +174,3 @@ def plan(
         return made.ignoring("n_centers", because=why)
     why = "the objective is the likelihood of all rows"
     return made.ignoring("n_centers", because=why) if whole else made
-
-
-def _search_tree(n: int, d: int, n_targets: int, size: int | None) -> MemoryNeed:
-    return MemoryNeed(
-        8 * n * (4 * d + n_targets) + 24 * (size or 0) ** 2,
-        f"A search tree of {n:,} rows and an exact start on subset_size={size} rows",
-        "use a smaller subset_size, or fewer rows",
-    )
-
-
-def _features(n: int, n_inducing: int) -> MemoryNeed:
-    return MemoryNeed(
-        8 * n * n_inducing,
-        f"{n:,} rows at n_inducing={n_inducing} inducing points",
-        "use a smaller n_inducing",
-    )
-
-
-def _stored(n: int, n_wide: int, n_targets: int) -> MemoryNeed:
-    return MemoryNeed(
-        _STORED * n_wide**0.5 * n * (4 + 8 * n_targets),
-        f"Wide neighbourhoods of {n:,} rows",
-        "use n_wide_neighbors=0",
-    )

@@ -27,8 +27,15 @@ from ...core.posteriors import (
 from ...kernels import NotExportable
 from ...linalg.gradients import GPProblem
 from ...workers import workers
-from ._among import Among
-from ._local import Predicted, Shared, chain, coarse_to_fine, left_out_moments, predict
+from ._local import (
+    Predicted,
+    Shared,
+    chain,
+    coarse_to_fine,
+    dual_weights,
+    left_out_moments,
+    predict,
+)
 from ._metric import Index, Metric, others_near
 from ._module import Calibrated, NeighborModule
 from ._objectives import Scaled, local_factor
@@ -144,9 +151,15 @@ class NeighborPosterior(Posterior):
         other.width = self.width + 4 * (n_neighbors - self.n_neighbors)
         return other
 
-    def among(self, rows: Int[Tensor, " b"]) -> Among:
-        """What solves the neighbourhoods that consist of some of the rows."""
-        return Among(self.problem, self._theta, rows, self._precision, self._n_jobs)
+    def solved(self, near: Int[Tensor, "b m"]) -> Float[Tensor, "b m t"]:
+        """Dual weights of the rows of neighbourhoods, whose first row is the nearest one."""
+        return next(self._shared_out(NeighborPosterior._own_solved, near))
+
+    def _own_solved(self, near: Int[Tensor, "b m"]) -> tuple[Float[Tensor, "b m t"]]:
+        near, X = near.to(self.device), self.problem.X
+        # Coordinates are relative to the nearest row.
+        given = self.problem, self._theta, X[near[:, 0]], near, self._precision
+        return (dual_weights(*given),)
 
     def points(self, X: Float[Tensor, "b d"]) -> Float[np.ndarray, "b q"]:
         """Rows in the metric of the kernel."""

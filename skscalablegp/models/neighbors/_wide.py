@@ -18,7 +18,6 @@ from ...core.training import Budget
 from ...kernels import TorchKernel
 from ...linalg.gradients import GPProblem
 from ...linalg.operators import kernel_between_sets
-from ._among import Among
 from ._local import run_all
 from ._metric import Index
 
@@ -64,8 +63,8 @@ class Neighbors(Protocol):
     problem: GPProblem
     n_neighbors: int
 
-    def among(self, rows: Int[Tensor, " b"]) -> Among:
-        """What solves the neighbourhoods that consist of some of the rows."""
+    def solved(self, near: Int[Tensor, "b m"]) -> Float[Tensor, "b m t"]:
+        """Dual weights of the rows of neighbourhoods."""
 
     def points(self, X: Float[Tensor, "b d"]) -> Float[np.ndarray, "b q"]:
         """Rows in the metric of the kernel."""
@@ -332,14 +331,15 @@ class WideFit:
         order = torch.randperm(n, generator=self.generator).to(device)
         held_out = min(_HELD_OUT, max(1, int(_HELD_SHARE * n)))
         self.held_out, self._kept = order[:held_out], order[held_out:]
-        self._among = self.base.among(self._kept)
+        self._points = self.base.points(self.base.problem.X[self._kept])
+        self._index = Index(self._points)
         self._begin(self.n_wide)
 
     def _begin(self, n_wide: int) -> None:
         """Neighbourhoods of so many rows, none of which is solved."""
         kept, Y = self._kept, self.base.problem.Y
         m = min(n_wide, len(kept))
-        points = self._among.points
+        points = self._points
         # All rows are one neighbourhood.
         size = len(kept) if m == len(kept) else max(1, round(_GROUP * m**0.5))
         groups = close_rows(points, size)
@@ -407,10 +407,9 @@ class WideFit:
         for part in numbers.sort().values.split(_CHUNK):
             if not self.budget.allows(0.0):
                 return False
-            given = torch.as_tensor(means[part.numpy()]), rows.shape[1]
-            near, found = self._among.solved(*given)
-            rows[part.to(rows.device)] = near.int()
-            weights[part.to(rows.device)] = found.to(self.dtype)
+            _, found = self._index.nearest(means[part.numpy()], rows.shape[1])
+            near, part = self._kept[torch.as_tensor(found).to(self._kept)], part.to(rows.device)
+            rows[part], weights[part] = near.int(), self.base.solved(near.cpu()).to(self.dtype)
         return True
 
     def judge(self, some: Int[Tensor, " s"], *models: Neighbors) -> list[Judged]:

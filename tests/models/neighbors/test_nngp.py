@@ -654,7 +654,7 @@ def test_calibration_with_a_prior_variance_of_a_smooth_function():
     near = neighbours_of(problem, theta, rows, 50)
     scales = Scales(problem, theta)
     found = scales.best(rows, near, torch.float32, local=False)
-    predicted = scales._predicted(rows, near, None, torch.float64, False)
+    predicted = predict(problem, theta, problem.X[rows], near, torch.float64, False)
     total = predicted.variance + problem.kernel.noise(theta, problem.X[rows])
     expected = float(((problem.Y[rows] - predicted.mean)[:, 0].square() / total).mean())
     assert 0.3 < expected < 1.05

@@ -21,6 +21,7 @@ from sklearn.gaussian_process.kernels import (
 from skscalablegp import NNGPRegressor, files, to_torch
 from skscalablegp.core import Machine, fitted_process
 from skscalablegp.core.training import Budget, StopTraining
+from skscalablegp.models.neighbors._metric import Index
 from skscalablegp.models.neighbors._plan import plan
 from skscalablegp.models.neighbors._wide import (
     _RIDGE,
@@ -284,11 +285,11 @@ def test_a_trial_comes_before_the_work(thresholds, stand_in):
     noise = np.random.default_rng(1).standard_normal(len(y))
     solved = []
 
-    def counted(self, points, m):
-        solved.append(len(points))
-        return solve(self, points, m)
+    def counted(self, near):
+        solved.append(len(near))
+        return solve(self, near)
 
-    solve = stand_in("Among.solved", counted)
+    solve = stand_in("NeighborPosterior.solved", counted)
     thresholds(_TRIED=8, _PROMISE=4.0)
     gp = model().fit(X, noise)
     assert 64 < sum(solved) <= 64 + 8 * 6
@@ -329,9 +330,9 @@ def test_single_precision_that_cannot_solve_a_neighbourhood_is_not_used():
     y = np.sin(X.sum(1))
     single, double = (model(kernel=kernel, dtype=d).fit(X, y) for d in ("float32", "float64"))
     found, expected = (g._posterior() for g in (single, double))
-    points = torch.as_tensor(found.points(torch.tensor(X[:20])))
-    solved = (p.among(torch.arange(len(X))).solved(points, M) for p in (found, expected))
-    weights, exact = (answer[1] for answer in solved)
+    points = found.points(torch.tensor(X))
+    near = torch.as_tensor(Index(points).nearest(points[:20], M)[1])
+    weights, exact = (p.solved(near) for p in (found, expected))
     assert_allclose(weights, exact, rtol=1e-6, atol=1e-6 * float(exact.abs().max()))
 
 
@@ -387,10 +388,10 @@ def test_more_neighbours_are_weighed_against_wide_ones(thresholds, wide, taken):
 
 @pytest.mark.parametrize("how", ["interrupt", "no time"])
 def test_a_fit_that_ends_among_wide_neighbourhoods_is_calibrated(thresholds, stand_in, how):
-    def ended(self, points, m):
+    def ended(self, near):
         raise KeyboardInterrupt if how == "interrupt" else StopTraining(End.MAX_SECONDS)
 
-    stand_in("Among.solved", ended)
+    stand_in("NeighborPosterior.solved", ended)
     thresholds(_NEIGHBORS=20, _OTHER_NEIGHBORS=(10,))
     X, y, X_test, _ = table()
     with pytest.warns(ConvergenceWarning):
@@ -456,10 +457,10 @@ def test_a_small_time_budget_allows_smaller_neighbourhoods_or_none(
 def test_a_failure_to_solve_them_costs_only_the_correction(stand_in, error, words):
     X, y, X_test, _ = table()
 
-    def broken(self, points, m):
+    def broken(self, near):
         raise error
 
-    stand_in("Among.solved", broken)
+    stand_in("NeighborPosterior.solved", broken)
     gp = model().fit(X, y)
     assert f"could not be solved: {words}" in gp.fit_report_.ignored["n_wide_neighbors"]
     plain = model(n_wide_neighbors=0).fit(X, y)
@@ -624,6 +625,6 @@ def test_noise_that_hides_latent_variances_leaves_their_factor_near_one():
         parts = dict(left_out=(e, v, ones, ones), noises=(ones, 0 * ones))
         calls = {name: lambda rows, part=part: part for name, part in parts.items()}
         hidden = SimpleNamespace(problem=SimpleNamespace(Y=Y), n_neighbors=M, **calls)
-        vars(hidden).update(dict.fromkeys(("among", "points", "wide_mean"), pytest.fail))
+        vars(hidden).update(dict.fromkeys(("solved", "points", "wide_mean"), pytest.fail))
         wide = Y - e + 0.01 * torch.tensor(rng.standard_normal((200, 1)))
         assert judged(hidden, torch.arange(200), wide).shrink > 0.7
