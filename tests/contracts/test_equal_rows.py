@@ -375,7 +375,7 @@ def test_neighbours_are_different_rows_with_all_their_copies():
 def test_local_errors_multiply_the_variance_whatever_rows_stand_for():
     fit = Fit("neighbours", "other targets", False, {"n_neighbors": 5, "n_wide_neighbors": 0})
     posterior, problem = fit.model._posterior(), fit.model._trained_problem()
-    posterior._power = 0.5
+    posterior._scaled = posterior._scaled._replace(power=0.5)
     rows, counts = torch.arange(len(problem.X)), problem.rows.weight
     copies, known = Copies(counts, counts - 1, rows, problem.Y), torch.zeros_like(counts)
     found = posterior.leave_copies_out(rows, problem.X, problem.Y, known, copies)[1]

@@ -186,14 +186,14 @@ def test_drawn_functions_have_the_factors_of_local_errors():
     rows, y = rough(300)
     model = clone(CORRECTED["local-factors"]).set_params(optimizer=None).fit(rows, y)
     posterior = fitted_process(model).posterior
-    posterior._power = 0.5
+    posterior._scaled = posterior._scaled._replace(power=0.5)
     new = rough(12, 1)[0]
     std = model.predict_std(new, include_noise=False)
     found = [
         sk.draw_functions(model, 100, random_state=seed).values(new).std(1) for seed in range(8)
     ]
     np.testing.assert_allclose(np.mean(found, 0), std, rtol=0.2)
-    posterior._power = 0.0
+    posterior._scaled = posterior._scaled._replace(power=0.0)
     without = model.predict_std(new, include_noise=False)
     assert np.max(np.abs(np.log(std / without))) > 0.3
 

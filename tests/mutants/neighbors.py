@@ -198,8 +198,8 @@ MUTANTS = [
     (
         "draws are not moved by wide neighbourhoods",
         "NeighborPosterior.functions",
-        "self.correction is None and self._power == 0",
-        "self._power == 0",
+        "self.correction is None and self._scaled.power == 0",
+        "self._scaled.power == 0",
         f"{CORRECTED} -k 'module_and_functions'",
     ),
     (
@@ -453,7 +453,7 @@ MUTANTS = [
     (
         "drawn functions leave out the factors of local errors",
         "NeighborPosterior.functions",
-        "self.correction is None and self._power == 0",
+        "self.correction is None and self._scaled.power == 0",
         "self.correction is None",
         "tests/contracts/test_one_distribution.py -k factors_of_local_errors",
         True,

@@ -82,12 +82,8 @@ def plan_experts(params: Any, n: int, machine: Machine) -> ExpertsPlan:
     size = resolve(params.expert_size, default, f"{n:,} rows{alone}")
     count = max(1, -(-n // size.value))
     local = params.combination == "gpoe" and params.partition == "kmeans"
-    nearest, why = (
-        (_NEAREST, "distant experts add little information")
-        if local
-        else (count, "as in the paper")
-    )
-    nearest = resolve(params.n_experts, nearest, why)
+    why = "distant experts add little information" if local else "as in the paper"
+    nearest = resolve(params.n_experts, _NEAREST if local else count, why)
     plan = ExpertsPlan(
         dtype=resolve(params.dtype, "float64", "parts are small"),
         expert_size=size,

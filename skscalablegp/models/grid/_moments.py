@@ -199,46 +199,42 @@ def grid_moments(table: Table, grid: Grid, weights: np.ndarray | float = 1.0) ->
     missing = np.sum(weights * table.within) / Y.shape[1]
     weights = weights * table.counts
     total = (weights[:, None] * Y**2).sum(0) + missing
-    if len(grid.components) >= _DENSE_COLUMNS and grid.n_points <= _DENSE_POINTS:
-        gram, rhs = _dense_sums(grid, X, Y, weights)
-    elif len(grid.components) > 1:
-        gram, rhs = _sparse_sums(grid, X, Y, weights)
+    if len(grid.components) > 1:
+        gram, rhs = _additive_sums(grid, X, Y, weights)
     else:
         gram, rhs = _polynomial_sums(grid.components[0], X, Y, weights)
     return GridMoments(gram, rhs, total, table.n_rows)
 
 
-def _sparse_sums(grid, X, Y, weights):
-    m = grid.n_points
-    gram, rhs = scipy.sparse.csr_array((m, m)), np.zeros((m, Y.shape[1]))
+def _additive_sums(grid, X, Y, weights):
+    m, n_axes = grid.n_points, len(grid.components)
+    rhs = np.zeros((m, Y.shape[1]))
+
+    def weighted(part):
+        """W and W' C of some rows."""
+        W, c = grid.interpolate(X[part]), weights[part]
+        # A product with ones would take as long as a part of the other work.
+        return W, (W * c[:, None] if (c != 1).any() else W).T.tocsr()
+
+    if n_axes >= _DENSE_COLUMNS and m <= _DENSE_POINTS:
+        # One product of dense matrices after the other: their sum is too large for several.
+        gram = torch.zeros(m, m, dtype=torch.float64)
+        for part in _blocks(len(X), max(1, 4 * _BLOCK_BYTES // (8 * m))):
+            W, left = weighted(part)
+            gram.addmm_(torch.from_numpy(left.toarray()), torch.from_numpy(W.toarray()))
+            rhs += left @ Y[part]
+        return gram.numpy(), rhs
 
     def sums(part):
-        W, left = _weights(grid, X[part], weights, part)
+        W, left = weighted(part)
         return left @ W, left @ Y[part]
 
-    step = max(1, _BLOCK_BYTES // (128 * len(grid.components)))
-    for more_gram, more_rhs in map_in_order(sums, _blocks(len(X), step)):
+    gram = scipy.sparse.csr_array((m, m))
+    blocks = _blocks(len(X), max(1, _BLOCK_BYTES // (128 * n_axes)))
+    for more_gram, more_rhs in map_in_order(sums, blocks):
         gram = gram + more_gram
         rhs += more_rhs
     return gram, rhs
-
-
-def _dense_sums(grid, X, Y, weights):
-    # One product of dense matrices after the other: their sum is too large for several at a time.
-    m = grid.n_points
-    gram, rhs = torch.zeros(m, m, dtype=torch.float64), np.zeros((m, Y.shape[1]))
-    for part in _blocks(len(X), max(1, 4 * _BLOCK_BYTES // (8 * m))):
-        W, left = _weights(grid, X[part], weights, part)
-        gram.addmm_(torch.from_numpy(left.toarray()), torch.from_numpy(W.toarray()))
-        rhs += left @ Y[part]
-    return gram.numpy(), rhs
-
-
-def _weights(grid, X, weights, part):
-    """W and W' C of some rows."""
-    W, c = grid.interpolate(X), weights[part]
-    # A product with ones would take as long as a part of the other work.
-    return W, (W * c[:, None] if (c != 1).any() else W).T.tocsr()
 
 
 def _polynomial_sums(axes, X, Y, weights):

@@ -245,10 +245,8 @@ def evaluate_products(
     if weights is None:
         solution, solve = operator.inverse(b, PREDICTED, budget.for_result())
     else:
-        solution, solve = (
-            torch.from_numpy(weights).to(b),
-            SolveSummary(End.MAX_SECONDS, math.nan, 0.0),
-        )
+        solution = torch.from_numpy(weights).to(b)
+        solve = SolveSummary(End.MAX_SECONDS, math.nan, 0.0)
     mean, t = operator.dual(solution), b.shape[1]
     value = error = float("nan")
     explained, left = torch.stack([(b * mean).sum(), missed_sum(moments, mean)]).tolist()
@@ -258,10 +256,8 @@ def evaluate_products(
             log_det += moments.log_det
             quadratic = moments.total - explained
             value = -0.5 * (quadratic + t * log_det + n * t * math.log(2 * math.pi))
-    missed = misfit(moments, left, t, jitter)
-    return ProductEvaluation(
-        value, 0.5 * t * error, operator, solution, mean, jitter, missed, solve
-    )
+    found = operator, solution, mean, jitter, misfit(moments, left, t, jitter), solve
+    return ProductEvaluation(value, 0.5 * t * error, *found)
 
 
 class ProductGradient(GradientEstimator):

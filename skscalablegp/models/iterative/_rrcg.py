@@ -19,7 +19,7 @@ from ...core import (
 )
 from ...core.training import check_noisy_optimizer
 from ...linalg.gradients import TruncatedGradient
-from ...linalg.solvers import Cholesky
+from ...linalg.solvers import Cholesky, Solver
 from ...linalg.truncation import resolve_truncation
 from ._base import SolvedGPRegressor
 from ._plan import (
@@ -304,15 +304,21 @@ def plan(
     small = automatic and params.posterior in ("auto", "exact") and n <= small_table_rows(params)
     factorises = None if small else False
     exact, subsets, choices = plan_both(params, n, d, machine, factorises, True, spectral)
-    law = Choice(None, f"{n:,} rows: exact gradients cost less")
-    if not exact:
-        law = resolve(params.truncation, "exponential", f"{n:,} rows")
     noisy = is_auto(params.optimizer) and not exact
     solver = Cholesky() if exact else preconditioned("cg", params.preconditioner)
+    unused: tuple[str, ...] = ("solver_tol", "solver_max_epochs")
+    if exact:
+        unused += ("preconditioner", "n_probes", "probes", "n_draws", "reorthogonalize")
+        choices["ignored"] = ignore(*unused, because=FACTORISED)
+        choices["truncation"] = Choice(None, f"{n:,} rows: exact gradients cost less")
+    else:
+        choices |= _truncated(params, n, solver)
+        if choices["posterior"].value == "exact":
+            why = "predictions factorise the matrix, training has no tolerance"
+            choices["ignored"] = ignore(*unused, because=why)
     start = TruncatedPlan(
         **choices,
         solver=Choice(solver_name(solver), "the only one"),
-        truncation=law,
         stages=replace(
             StageSettings.of(
                 params,
@@ -331,22 +337,20 @@ def plan(
             params.solver_tol,
             params.solver_max_epochs,
         ),
-        ignored=_without_effect(exact, choices["posterior"]),
     )
-    return with_training(start if exact else _with_truncation(start, params), n_params)
+    return with_training(start, n_params)
 
 
-def _with_truncation(plan: TruncatedPlan, params: Any) -> TruncatedPlan:
-    """The plan with a gradient whose series are truncated."""
-    chosen, why = plan.solves.solver.preconditioner, "the default of solver='cg'"
+def _truncated(params: Any, n: int, solver: Solver) -> dict[str, Any]:
+    """The fields of a plan with a gradient whose series are truncated."""
+    chosen, why = solver.preconditioner, "the default of solver='cg'"
     if is_auto(params.preconditioner):
-        smaller = preconditioner_of_training(chosen, plan.n)
+        smaller = preconditioner_of_training(chosen, n)
         if smaller.rank < chosen.rank:
             why = "in training; a larger rank would leave nothing to truncate"
         chosen = smaller
-    orthogonal = resolve(
-        params.reorthogonalize, plan.n <= FLOAT64_ROWS, f"{plan.n:,} rows: by its cost"
-    )
+    by_cost = n <= FLOAT64_ROWS, f"{n:,} rows: by its cost"
+    orthogonal = resolve(params.reorthogonalize, *by_cost)
     gradient = TruncatedGradient(
         _law(params.truncation),
         preconditioner=chosen,
@@ -355,26 +359,15 @@ def _with_truncation(plan: TruncatedPlan, params: Any) -> TruncatedPlan:
         n_draws=params.n_draws,
         reorthogonalize=orthogonal.value,
     )
-    gradient.bound(plan.n)
-    return replace(
-        plan,
-        preconditioner=Choice(chosen, why),
-        reorthogonalize=orthogonal,
-        estimator=gradient,
+    gradient.bound(n)
+    return {
+        "truncation": resolve(params.truncation, "exponential", f"{n:,} rows"),
+        "preconditioner": Choice(chosen, why),
+        "reorthogonalize": orthogonal,
+        "estimator": gradient,
         # Training leaves no solved probes, so that the accuracy of variances decides.
-        n_samples=max(params.n_probes, ENOUGH_SAMPLES),
-    )
-
-
-def _without_effect(exact: bool, posterior: Choice) -> dict[str, str]:
-    of_truncation = ("preconditioner", "n_probes", "probes", "n_draws", "reorthogonalize")
-    of_solves = ("solver_tol", "solver_max_epochs")
-    if exact:
-        return ignore(*of_truncation, *of_solves, because=FACTORISED)
-    if posterior.value == "exact":
-        why = "predictions factorise the matrix, training has no tolerance"
-        return ignore(*of_solves, because=why)
-    return {}
+        "n_samples": max(params.n_probes, ENOUGH_SAMPLES),
+    }
 
 
 def _law(truncation: Any) -> Any:

@@ -450,9 +450,8 @@ def blocks(
             found = condition(K, noise, Y)
             L, half = found.factor, found.half[:, :, 1:]
             log_det = 2 * L.diagonal(dim1=1, dim2=2).log().sum()
-            value = (
-                half.square().sum() + t * log_det + t * Y[:, :, 0].numel() * math.log(2 * math.pi)
-            )
+            constant = t * Y[:, :, 0].numel() * math.log(2 * math.pi)
+            value = half.square().sum() + t * log_det + constant
             V = torch.linalg.solve_triangular(L.mT, half, upper=True)
             W = 0.5 * (V @ V.mT - t * torch.cholesky_inverse(L))
         slopes = (W * K[:, :-1, :-1]).sum() + (W.diagonal(dim1=1, dim2=2) * noise).sum()

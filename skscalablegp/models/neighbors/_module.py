@@ -10,7 +10,7 @@ from ...core.posteriors import JointMoments, KernelModule, Moments, PosteriorMod
 from ...linalg.gradients import GPProblem
 from ._local import NEAREST, coarse_to_fine, gather
 from ._metric import Metric
-from ._objectives import local_factor
+from ._objectives import Scaled, local_factor
 from ._wide import Correction, combination, corrected_moments, n_combined
 
 # Noise that keeps equal new rows from being singular, relative to the prior variance.
@@ -24,11 +24,10 @@ class NeighborModule(PosteriorModule):
     ----------
     problem : GPProblem
         All training rows.
-    theta : Tensor of shape (p,)
+    scaled : Scaled
+        As in `NeighborPosterior`.
     metric : Metric
     n_neighbors : int
-    power, scale : float
-        As in `NeighborPosterior`.
     correction : Correction or None, default=None
 
     Notes
@@ -40,16 +39,15 @@ class NeighborModule(PosteriorModule):
     def __init__(
         self,
         problem: GPProblem,
-        theta: Float[Tensor, " p"],
+        scaled: Scaled,
         metric: Metric,
         n_neighbors: int,
-        power: float,
-        scale: float,
         correction: Correction | None = None,
     ):
         super().__init__()
+        theta = scaled.theta
         self.kernel, self.metric = KernelModule(problem.kernel, theta), metric.module()
-        self._m, self._power, self._scale = n_neighbors, power, scale
+        self._m, self._power, self._scale = n_neighbors, scaled.power, scaled.scale
         points = torch.as_tensor(metric(problem.X), dtype=torch.float64)
         every = torch.arange(len(problem.X), device=problem.X.device)[:, None]
         noise = gather(problem, theta, problem.X, every)[1][:, 0]
@@ -99,11 +97,8 @@ class NeighborModule(PosteriorModule):
             left = (own[:, 0] - (w * k).sum((1, 2))).clamp_min(torch.finfo(X.dtype).tiny)
             unit = torch.zeros(q, dtype=X.dtype, device=X.device)
             unit[i] = 1
-            row = (
-                w[:, self._m :].mT @ half.gather(1, before.expand(b, c, q))
-                + left.sqrt()[:, None, None] * unit
-            )
-            half = torch.cat([half, row], 1)
+            row = w[:, self._m :].mT @ half.gather(1, before.expand(b, c, q))
+            half = torch.cat([half, row + left.sqrt()[:, None, None] * unit], 1)
         # Correlations from the chain, and the variances of single rows.
         half = half * (variance.sqrt() / half.norm(dim=2))[:, :, None]
         half = half.gather(1, back[:, :, None].expand_as(half))

@@ -513,8 +513,7 @@ class NNGPRegressor(GPRegressorBase):
         with run.stage("wide neighbourhoods", optional=True), failing_softly() as failed:
             m, one = next(iter(found.items()))
             dtype = getattr(torch, self.dtype_)
-            given = one.theta, m, dtype, one.power, one.scale
-            base = NeighborPosterior(problem, *given, n_jobs=self.n_jobs)
+            base = NeighborPosterior(problem, one, m, dtype, n_jobs=self.n_jobs)
             models = [base.rescaled(one, m) for m, one in found.items()]
             best = list(found).index(_fewest({m: one.density for m, one in found.items()}))
             fit = WideFit(base, models, best, n_wide, run.budget, run.generator, dtype)
@@ -700,10 +699,10 @@ class NNGPRegressor(GPRegressorBase):
 
     def _build_posterior(self) -> NeighborPosterior:
         problem, dtype = self._trained_problem(), getattr(torch, self.dtype_)
-        settings = self.n_neighbors_, dtype, self.local_power_, self._scale
         theta = problem.kernel.theta0
-        shared = self._kept_shared(problem, theta)
-        posterior = NeighborPosterior(problem, theta, *settings, shared, self.n_jobs)
+        scaled = Scaled(theta, self._scale, np.nan, self.local_power_)
+        given = scaled, self.n_neighbors_, dtype, self._kept_shared(problem, theta)
+        posterior = NeighborPosterior(problem, *given, self.n_jobs)
         return posterior.corrected(self._kept_wide(problem))
 
     def _has_low_rank_form(self) -> bool:

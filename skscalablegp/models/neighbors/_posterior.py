@@ -62,17 +62,14 @@ class NeighborPosterior(Posterior):
     ----------
     problem : GPProblem
         All training rows, in double precision.
-    theta : Tensor of shape (p,)
-        Log hyperparameters.
+    scaled : Scaled
+        Log hyperparameters; the power of `local_factor`, by which variances and noise are
+        multiplied; and the factor by which the kernel was multiplied after it had been chosen.
     n_neighbors : int
         Training rows from which a row is predicted.
     precision : torch.dtype
         Of the small systems. Variances that single precision cannot resolve are computed in double
         precision in any case.
-    power : float, default=0
-        Power of `local_factor`, by which variances and noise are multiplied.
-    scale : float, default=1
-        Factor by which the kernel was multiplied after the power had been chosen.
     shared : Shared or None, default=None
         A process that all rows share; neighbours then predict what it leaves.
     n_jobs : int or None, default=None
@@ -88,20 +85,18 @@ class NeighborPosterior(Posterior):
     def __init__(
         self,
         problem: GPProblem,
-        theta: Float[Tensor, " p"],
+        scaled: Scaled,
         n_neighbors: int,
         precision: torch.dtype,
-        power: float = 0.0,
-        scale: float = 1.0,
         shared: Shared | None = None,
         n_jobs: int | None = None,
     ):
-        self.problem, self._theta, self.n_neighbors = problem, theta, n_neighbors
+        self.problem, self._scaled, self.n_neighbors = problem, scaled, n_neighbors
+        self._theta, self._precision = scaled.theta, precision
         self._n_jobs, self._shared, self.correction = n_jobs, shared, None
         self._centres: Index | None = None
         self._wide_rows: Tensor | None = None
-        self._precision, self._power, self._scale = precision, power, scale
-        self._metric = Metric(problem.kernel, theta, problem.X)
+        self._metric = Metric(problem.kernel, self._theta, problem.X)
         self._index = Index(self._metric.points)
         # New rows are taken in double precision, so that differences between close rows keep their
         # digits.
@@ -115,8 +110,8 @@ class NeighborPosterior(Posterior):
             more = copy(self)
             more.problem, more._index = problem, self._index.plus(self._metric(new))
         else:
-            settings = self.n_neighbors, self._precision, self._power, self._scale
-            more = NeighborPosterior(problem, self._theta, *settings, n_jobs=self._n_jobs)
+            settings = self._scaled, self.n_neighbors, self._precision
+            more = NeighborPosterior(problem, *settings, n_jobs=self._n_jobs)
         return more.corrected(self.correction)
 
     def corrected(self, correction: Correction | None) -> NeighborPosterior:
@@ -146,8 +141,7 @@ class NeighborPosterior(Posterior):
     def rescaled(self, scaled: Scaled, n_neighbors: int) -> NeighborPosterior:
         """The same with a multiple of the kernel, and another number of neighbours."""
         other = copy(self)
-        other._theta, other.n_neighbors = scaled.theta, n_neighbors
-        other._power, other._scale = scaled.power, scaled.scale
+        other._scaled, other._theta, other.n_neighbors = scaled, scaled.theta, n_neighbors
         other.width = self.width + 4 * (n_neighbors - self.n_neighbors)
         return other
 
@@ -236,12 +230,12 @@ class NeighborPosterior(Posterior):
         self, X: Float[Tensor, "b d"], near: Int[Tensor, "b k"]
     ) -> tuple[Predicted, Float[Tensor, " b"] | float]:
         """Predictions, and the factors by which variances and noise are multiplied."""
-        local = self._power > 0
+        local = self._scaled.power > 0
         settings = self._precision, local, self._shared
         found = predict(self.problem, self._theta, X, near, *settings)
         # Errors are measured in the units of the kernel with which the power was chosen.
-        surprise = self._scale * found.surprise
-        factor = local_factor(surprise, self._power) if local else 1.0
+        surprise = self._scaled.scale * found.surprise
+        factor = local_factor(surprise, self._scaled.power) if local else 1.0
         return found._replace(variance=reported_variance(found.variance, self._prior(X))), factor
 
     def _prior(self, X: Float[Tensor, "b d"]) -> Float[Tensor, " b"]:
@@ -272,7 +266,8 @@ class NeighborPosterior(Posterior):
 
     def _noise_left_out(self, rows, X):
         # Without themselves, rows have other local errors.
-        return self.left_out(rows).factor * self._white(X) if self._power else self._white(X)
+        white = self._white(X)
+        return self.left_out(rows).factor * white if self._scaled.power else white
 
     def _own_left_out(self, rows: Tensor, X: Tensor, Y: Tensor, known: Tensor) -> MeanAndVariance:
         near = others_near(self._index, self._metric(X), rows, self.n_neighbors)
@@ -289,7 +284,7 @@ class NeighborPosterior(Posterior):
         return self.problem.kernel.noise(self._theta, X)
 
     def noise(self, X: Float[Tensor, "b d"]) -> Float[Tensor, " b"]:
-        return self.moments(X).noise if self._power else self._white(X)
+        return self.moments(X).noise if self._scaled.power else self._white(X)
 
     def module(self, with_variance: bool = True) -> PosteriorModule:
         """With all training rows, among which it searches one by one."""
@@ -301,8 +296,8 @@ class NeighborPosterior(Posterior):
                 "Neighbours with inducing points have no form as a torch module: fit "
                 "NNGPRegressor with n_inducing='auto', which takes none."
             )
-        settings = self.n_neighbors, self._power, self._scale, correction
-        return NeighborModule(self.problem, self._theta, self._metric, *settings)
+        given = self._scaled, self._metric, self.n_neighbors, correction
+        return NeighborModule(self.problem, *given)
 
     def functions(self, n_samples: int, generator: torch.Generator) -> nn.Module:
         """g(x) plus the prediction from y - g(rows) - noise of the nearest rows, for prior draws g.
@@ -317,7 +312,7 @@ class NeighborPosterior(Posterior):
         g += module.known.sqrt()[:, None, None] * normal(*g.shape, generator=generator)
         module.targets = (module.targets[:, :, None] - g).flatten(1)
         draws = Moved(prior, MeanDraws(module, (t, n_samples)))
-        if self.correction is None and self._power == 0:
+        if self.correction is None and self._scaled.power == 0:
             return draws
         return Calibrated(draws, self._module(self.correction))
 
