@@ -137,6 +137,7 @@ def measured(method, dataset, n_train, split, gaussian=False, seed=0, **settings
 
 def saddle(activation):
     """The largest and the least trace over ten seeds, from the saddle on without exact passes."""
+    from skscalablegp.linalg.gradients import Rows
     from skscalablegp.models.deep import FeatureBatch, MinimaxGradient, feature_moments
 
     traces, n, m, noise = [], 5000, 128, torch.tensor(0.01)
@@ -149,7 +150,8 @@ def saddle(activation):
         Z = Z.double() / m**0.5
         rule, Y = MinimaxGradient(), Z[:, :1]
         F = Z.T @ Z + float(noise) * torch.eye(m, dtype=Z.dtype)
-        state = rule.start(feature_moments([(Z, Y)], lambda X: X), float(noise), 64, Z.dtype)
+        moments = feature_moments([Rows.of(Z, Y)], lambda X: X)
+        state = rule.start(moments, float(noise), 64, Z.dtype)
         w = torch.zeros(m, 1, dtype=Z.dtype)
         for _ in range(1000):
             i, j = torch.randint(n, (2, 64), generator=g)

@@ -47,8 +47,8 @@ MUTANTS = [
     (
         "one batch for both parts, in the step",
         "WeightSpaceStepper._next_batch",
-        "others, other_root = self._weighted(*next(self._others))",
-        "others, other_root = index, root",
+        "drawn.append(next(self._others))",
+        "drawn.append(drawn[0])",
         STEPS,
         True,
     ),
@@ -85,7 +85,7 @@ MUTANTS = [
     (
         "a constant that multiplies fixed noise does not see it",
         "WeightSpaceStepper._next_batch",
-        "log_noise = self.features.white.log(self.tensors[self.features.theta_at]).to(phi)",
+        "log_noise = self.features.white.log(theta).to(found[0].X)",
         "log_noise = self.log_noise",
         f"{WHITE} -k follows_from",
     ),
@@ -113,8 +113,8 @@ MUTANTS = [
     (
         "counts of merged rows do not reach the process of the first layer",
         "exact_problem",
-        "rows = source.take(slice(None))",
-        "rows = replace(source, weight=np.ones(len(source))).take(slice(None))",
+        "GPProblem(compile_kernel(kernel, rows.X.shape[1]), rows)",
+        "GPProblem(compile_kernel(kernel, rows.X.shape[1]), Rows.of(rows.X, rows.Y, rows.noise))",
         "tests/models/deep/test_dkl.py -k counts_merged",
     ),
     (

@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Callable, Iterator
+from copy import copy
 from typing import Any
 
 import numpy as np
 import torch
 from sklearn.gaussian_process.kernels import ConstantKernel, DotProduct
 from sklearn.utils.validation import check_is_fitted
+from torch.distributions import LowRankMultivariateNormal
 
 from ..._compat import fit_context
 from ..._end import End
@@ -21,6 +23,7 @@ from ...core import (
     Given,
     GivenRows,
     Machine,
+    MinibatchGPRegressorBase,
     StageSettings,
     data_scaled_kernel,
     fit_exactly,
@@ -34,7 +37,13 @@ from ...core.data import (
     Table,
 )
 from ...core.likelihoods import Gaussian
-from ...core.posteriors import FeaturePosterior, FeatureWeights, Posterior, WeightFeatures
+from ...core.posteriors import (
+    FeaturePosterior,
+    FeatureWeights,
+    Posterior,
+    WeightFeatures,
+    inverse_root,
+)
 from ...core.training import train_steps
 from ...features import (
     check_features,
@@ -48,20 +57,19 @@ from ...kernels import NoSpectralDensity, compile_kernel
 from ...linalg.gradients import ExactEvaluation
 from ._batch import BatchGradient
 from ._features import DeepFeatures, make_deep_features
-from ._further_rows import FurtherRows
 from ._noise import LARGEST_NOISE, with_white_noise
 from ._plan import MOST_SCORES, DeepPlan, is_default
 from ._plan import plan as make_plan
 from ._source import (
     check_roughness,
     first_factors,
-    known_noise_of,
     ranges,
+    repeated,
     resident,
+    sampled,
     split_rows,
 )
 from ._stepper import TrainingRows, WeightSpaceStepper, cosine
-from ._stream import repeated, sampled
 
 # Training has diverged if the log likelihood per row has fallen by this many nats.
 _LOSS = 0.05
@@ -71,10 +79,12 @@ _LINEAR = ConstantKernel(1.0, (1e-6, 1e6)) * DotProduct(1.0, (1e-3, 1e3))
 _OF_FEATURES = ("kernel", "feature_extractor", "activation", "n_components", "min_noise")
 
 
-class DeepKernelRegressorBase(FurtherRows):
+class DeepKernelRegressorBase(MinibatchGPRegressorBase):
     """A feature map, a gradient rule that subclasses choose, and a final exact pass."""
 
     _sums_rows = True
+    # A uniform sample of the rows so far, in their own units, with known noise in the model's.
+    _kept: Any
 
     def _has_low_rank_form(self) -> bool:
         return True
@@ -153,9 +163,7 @@ class DeepKernelRegressorBase(FurtherRows):
             self._learn(stepper, steps, source, run)
             if is_default(self) and rows.held_out is not None:
                 check_roughness(stepper.unexplained(), source, run)
-            kept = repeated(source.weight, run.random_state)
-            self._kept = (*source.originals(kept), known_noise_of(source, kept))
-            self._stream = 0
+            self._keep_sample(source, run)
         return self
 
     @fit_context(prefer_skip_nested_validation=True)
@@ -235,6 +243,46 @@ class DeepKernelRegressorBase(FurtherRows):
         generator = torch.Generator().manual_seed(int(random_state.randint(2**31 - 1)))
         return random_state, generator
 
+    def _joined(self, X: np.ndarray, Y: np.ndarray, noise_variance: Any) -> tuple:
+        """The rows of a fit without a network and further rows, in their own units."""
+        rows, targets, noise = self._kept
+        if noise_variance is not None or noise.any():
+            given = np.broadcast_to(0.0 if noise_variance is None else noise_variance, len(X))
+            noise_variance = np.append(noise * self._scaling.y_scale[0] ** 2, given)
+        return np.concatenate([rows, X]), np.concatenate([targets, Y]), noise_variance
+
+    def _keep_sample(self, source: RowSource, run: FitRun) -> None:
+        """Keep rows for further ones, with which they would be a stream."""
+        some = source.subset(repeated(source.weight, run.random_state)).here()
+        self._kept, self._stream = (some.X, some.Y, some.noise), 0
+
+    def _with_rows(self, X: np.ndarray, y: np.ndarray, noise_variance: Any = None) -> Any:
+        """As in the base class: no feature and no unit changes, as ``partial_fit`` would."""
+        other, scaling = copy(self), self._scaling
+        known = other._known_noise(noise_variance, len(X), scaling, Gaussian(), reset=False)
+        targets = (y.reshape(len(X), -1) - scaling.y_mean) / scaling.y_scale
+        rows, posterior = self._inputs(X), self._posterior()
+        other.n_samples_seen_ += len(X)
+        if self._exact is not None:
+            more = Table(rows.cpu().numpy(), targets, scaling.y_mean, scaling.y_scale, known)
+            joined = ExactProcess(self._exact.table.joined(more), self._exact.kernel)
+            other._kept = tuple(
+                map(np.append, self._kept, (X, y.reshape(len(X), -1), known), (0, 0, 0))
+            )
+            other._keep_exactly(joined)
+            return other
+        noise = posterior.noise(rows) + torch.as_tensor(known, device=rows.device)
+        phi, Y = posterior._phi(rows), torch.as_tensor(targets, device=rows.device)
+        before = FeatureWeights.of(self, rows.device)
+        weights = before.given(phi, Y, noise)
+        predicted = (phi @ before.mean).T, phi @ inverse_root(before.factor), noise
+        density = LowRankMultivariateNormal(*predicted).log_prob(Y.T)
+        other.log_marginal_likelihood_value_ += float(density.sum())
+        other.coef_ = weights.mean.cpu().numpy()
+        other.coef_precision_cholesky_ = weights.factor.cpu().numpy()
+        other._remember(None)
+        return other
+
     # ------------------------------------------------------------------ without a network
 
     _of_method = ("coef_", "coef_precision_cholesky_", "_features", "_tensors")
@@ -248,14 +296,11 @@ class DeepKernelRegressorBase(FurtherRows):
         kernel.set_params(
             k2__noise_level=max(low, white), k2__noise_level_bounds=(low, LARGEST_NOISE)
         )
-        kept = repeated(source.weight, run.random_state)
-        parts = source.X, source.Y, source.noise
-        self._kept = tuple(np.array(part[kept]) for part in parts)
-        self._stream = 0
+        self._keep_sample(source, run)
         self._keep_scaling(scaling)
         units = scaling.y_mean, scaling.y_scale
         repeats = np.array(source.weight), np.zeros(len(source))
-        table = Table(rows, targets, *units, np.array(parts[2]), 0.0, *repeats)
+        table = Table(rows, targets, *units, np.array(source.noise), 0.0, *repeats)
         compiled = compile_kernel(kernel, rows.shape[1])
         fit_exactly(table, compiled, StageSettings("auto"), run, planned=True)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -13,16 +13,15 @@ from scipy.optimize import minimize_scalar
 from torch import Tensor
 
 from ...core.data import RowSource
+from ...linalg.gradients import Rows
 from ...workers import Workers
 from ._features import DeepFeatures
 from ._objective import (
     FeatureMoments,
-    HeldOutRows,
     WeightSpaceEvaluation,
     best_scales,
     feature_moments,
     held_out_noise,
-    row_scale,
     weight_space_likelihood,
 )
 from ._rows import DeepRows
@@ -204,29 +203,16 @@ def _moments_of(
     rows: DeepRows, noise: float, dtype: torch.dtype, *tensors: Tensor
 ) -> tuple[Tensor, ...]:
     """The fields of `FeatureMoments`: the matrices, and a tensor of the numbers."""
-    source, m = rows.source, rows.features.n_features
-    if not len(source):
-        gram = torch.zeros(m, m, dtype=torch.float64, device=source.device)
-        return gram, gram[:, :1].expand(m, source.Y.shape[1]), gram.new_zeros(3)
-    found = feature_moments(_blocks(source, noise), lambda X: rows.features(tensors, X.to(dtype)))
+    blocks = rows.source.blocks(_PASS_ROWS)
+    found = feature_moments(blocks, lambda X: rows.features(tensors, X.to(dtype)), noise)
     numbers = found.gram.new_tensor([found.square, found.n, found.log_scale])
     return found.gram, found.cross, numbers
 
 
-def _blocks(source: RowSource, noise: float) -> Iterator[tuple[Tensor | None, ...]]:
-    """Blocks of rows, with factors for known noise, None if there is none, and counts."""
-    for start in range(0, len(source), _PASS_ROWS):
-        part = slice(start, start + _PASS_ROWS)
-        rows = source.take(part)
-        scale = row_scale(noise, rows.noise.double()) if source.noisy else None
-        yield rows.X, rows.Y, scale, rows.weight
-
-
 @torch.no_grad()
-def _held_out_rows(source: RowSource, features: DeepFeatures, *tensors: Tensor) -> HeldOutRows:
-    """The features of held-out rows."""
-    parts = []
-    for rows in (source.take(slice(0, 0)), *source.blocks(_PASS_ROWS)):
-        Z = features(tensors, rows.X)
-        parts.append(tuple(part.double() for part in (Z, rows.Y, rows.noise, rows.weight)))
-    return HeldOutRows(*(torch.cat(part) for part in zip(*parts, strict=True)))
+def _held_out_rows(source: RowSource, features: DeepFeatures, *tensors: Tensor) -> Rows:
+    """Held-out rows with their features in place of the inputs."""
+    blocks = source.blocks(_PASS_ROWS)
+    parts = [replace(rows, X=features(tensors, rows.X)).to(torch.float64) for rows in blocks]
+    joined = (torch.cat([getattr(part, name) for part in parts]) for name in vars(parts[0]))
+    return Rows(*joined)

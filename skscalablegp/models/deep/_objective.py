@@ -21,7 +21,7 @@ from scipy.optimize import minimize, minimize_scalar
 from torch import Tensor
 
 from ...core.posteriors import FeatureWeights
-from ...linalg.operators import ONE
+from ...linalg.gradients import Rows
 from ...linalg.solvers import cholesky_with_jitter
 from ...workers import Workers
 
@@ -67,28 +67,27 @@ class FeatureMoments:
 
 
 def feature_moments(
-    blocks: Iterable[tuple[Tensor | None, ...]], evaluate: Callable[[Tensor], Tensor]
+    blocks: Iterable[Rows], evaluate: Callable[[Tensor], Tensor], noise: float = 1.0
 ) -> FeatureMoments:
     """One pass over the rows; O(n m^2) time, O(m^2) memory beside a block.
 
     Parameters
     ----------
-    blocks : iterable of tuples of (Tensor of shape (b, d), Tensor of shape (b, t), ...)
-        Inputs and targets. A third entry (b,) has the factors of rows with known noise (see
-        `row_scale`), or is None; a fourth has the counts of merged rows.
+    blocks : iterable of Rows
+        At least one block, which may be empty.
     evaluate : callable
         phi of a block of rows; products are accumulated in float64.
+    noise : float, default=1.0
+        s2, which decides how much rows with known noise count (see `row_scale`).
     """
     gram = cross = None
     square, n, log_scale = 0.0, 0, 0.0
     with torch.no_grad():
-        for X, Y, *more in blocks:
-            phi, Y = evaluate(X).double(), Y.double()
-            a, k = more or (None, ONE)
-            k = k.to(Y).expand(len(Y))
-            if a is not None:
-                phi, Y = phi * a.double()[:, None], Y * a.double()[:, None]
-                log_scale += float((k * a.double().log()).sum())
+        for rows in blocks:
+            phi, Y, k = evaluate(rows.X).double(), rows.Y.double(), rows.weight.double()
+            a = row_scale(noise, rows.noise.double())
+            log_scale += float((k * a.log()).sum())
+            phi, Y = phi * a[:, None], Y * a[:, None]
             phi, Y = phi * k.sqrt()[:, None], Y * k.sqrt()[:, None]
             if gram is None:
                 gram = phi.new_zeros(phi.shape[1], phi.shape[1])
@@ -97,8 +96,6 @@ def feature_moments(
             cross.addmm_(phi.T, Y)
             square = square + float(Y.square().sum())
             n += float(k.sum())
-    if gram is None:
-        raise ValueError("feature_moments needs at least one block of rows.")
     return FeatureMoments(gram, cross, square, n, log_scale)
 
 
@@ -149,42 +146,22 @@ def weight_space_likelihood(moments: FeatureMoments, noise: float) -> WeightSpac
     return WeightSpaceEvaluation(value, w, L, jitter)
 
 
-@dataclass(frozen=True, eq=False)
-class HeldOutRows:
-    """Held-out rows, of which only the sum of losses is asked.
+def _rotated(rows: Rows, basis: Float64[Tensor, "m m"]) -> Rows:
+    """The rows with their features in another basis."""
+    return replace(rows, X=rows.X @ basis)
 
-    Attributes
-    ----------
-    Z : Tensor of shape (h, m)
-        Their features, in any basis.
-    Y : Tensor of shape (h, t)
-    known : Tensor of shape (h,) or float
-        Known noise variances, in addition to s2.
-    counts : Tensor of shape (h,) or (), default=1
-        How many equal rows each of them stands for.
+
+def _losses(
+    rows: Rows, s2: float, inverse: Float64[Tensor, " m"], coef: Float64[Tensor, "m t"]
+) -> tuple[Tensor]:
+    """Sum of twice the negative log densities without their constant, and its weight.
+
+    `inverse` is the diagonal of F^-1 in the basis of the features, and `coef` are the weights.
     """
-
-    Z: Float64[Tensor, "h m"]
-    Y: Float64[Tensor, "h t"]
-    known: Tensor | float = 0.0
-    counts: Float[Tensor, "*#h"] = ONE
-
-    def rotated(self, basis: Float64[Tensor, "m m"]) -> HeldOutRows:
-        """The rows with their features in another basis."""
-        return replace(self, Z=self.Z @ basis)
-
-    def losses(
-        self, s2: float, inverse: Float64[Tensor, " m"], coef: Float64[Tensor, "m t"]
-    ) -> tuple[Tensor]:
-        """Sum of twice the negative log densities without their constant, and its weight.
-
-        `inverse` is the diagonal of F^-1 in this basis, and `coef` are the weights.
-        """
-        variance = (s2 * (1 + self.Z.square() @ inverse) + self.known)[:, None]
-        losses = (self.Z @ coef - self.Y).square() / variance + torch.log(variance)
-        counts = self.counts.to(losses).expand(len(losses))
-        weight = counts.sum() * losses.shape[1]
-        return (torch.stack([(losses * counts[:, None]).sum(), weight]),)
+    variance = (s2 * (1 + rows.X.square() @ inverse) + rows.noise)[:, None]
+    losses = (rows.X @ coef - rows.Y).square() / variance + torch.log(variance)
+    weight = rows.weight.sum() * losses.shape[1]
+    return (torch.stack([(losses * rows.weight[:, None]).sum(), weight]),)
 
 
 def held_out_noise(
@@ -199,7 +176,7 @@ def held_out_noise(
     moments : FeatureMoments
         Of the training rows.
     rows : Workers
-        The `HeldOutRows`.
+        `Rows` with their features in place of the inputs, in float64.
     noise_bounds : tuple of float
         Of s2.
 
@@ -215,13 +192,13 @@ def held_out_noise(
     """
     values, basis = torch.linalg.eigh(moments.gram)
     lam, cross = values.clamp_min(0), basis.T @ moments.cross
-    rotated = rows.put(HeldOutRows.rotated, tensors=[basis])
+    rotated = rows.put(_rotated, tensors=[basis])
 
     def density(log_noise: float) -> float:
         s2 = math.exp(log_noise)
         inverse = 1 / (lam + s2)
         given = [inverse, inverse[:, None] * cross]
-        total, weight = rotated.sum(HeldOutRows.losses, s2, tensors=given)[0].tolist()
+        total, weight = rotated.sum(_losses, s2, tensors=given)[0].tolist()
         return total / weight
 
     low, high = (math.log(bound) for bound in noise_bounds)

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
 from ...core.data import RowSource
+from ...linalg.gradients import Rows
 from ...workers import RankWorkers, Workers
 from ._features import DeepFeatures
 
@@ -30,57 +30,24 @@ class DeepRows:
     features: DeepFeatures
 
 
-class DrawnRows(NamedTuple):
-    """The rows of a step.
+def drawn_rows(work: Workers, tensors: Sequence[Tensor], *batches: Tensor) -> list[Rows]:
+    """The rows of batches by number, with their features in place of the inputs.
 
-    Attributes
-    ----------
-    phi : Tensor of shape (b, m)
-        Their features, differentiable in the tensors.
-    Y : Tensor of shape (b, t)
-    known : Tensor of shape (b,) or None
-        Known noise variances.
-    other : Tensor of shape (b, m) or None
-        Features of an independent batch.
-    other_known : Tensor of shape (b,) or None
+    Those of the first batch are differentiable in the tensors.
     """
-
-    phi: Float[Tensor, "b m"]
-    Y: Float[Tensor, "b t"]
-    known: Tensor | None
-    other: Tensor | None
-    other_known: Tensor | None
-
-
-def drawn_rows(
-    work: Workers, tensors: Sequence[Tensor], index: Tensor, others: Tensor | None
-) -> DrawnRows:
-    """The rows of a batch by number, and those of an independent one if there is one."""
     if isinstance(work, RankWorkers):
-        return _from_ranks(work, tensors, index, others)
-    source, features = work.own.source, work.own.features
-    rows, other, other_known = source.take(index), None, None
-    if others is not None:
-        more = source.take(others)
-        with torch.no_grad():
-            other = features(tensors, more.X)
-        other_known = more.noise if source.noisy else None
-    known = rows.noise if source.noisy else None
-    return DrawnRows(features(tensors, rows.X), rows.Y, known, other, other_known)
-
-
-def _from_ranks(
-    work: RankWorkers, tensors: Sequence[Tensor], index: Tensor, others: Tensor | None
-) -> DrawnRows:
-    b, every = len(index), index if others is None else torch.cat([index, others])
-    sent = [tensor.detach() for tensor in tensors]
-    found = work.gather(_evaluated, every, tensors=sent)
-    phi, Y, *known = (torch.from_numpy(part).to(sent[0].device) for part in found)
-    first = known[0][:b] if known else None
-    shared = _Shared.apply(work, index, phi[:b], *tensors)
-    if others is None:
-        return DrawnRows(shared, Y[:b], first, None, None)
-    return DrawnRows(shared, Y[:b], first, phi[b:], known[0][b:] if known else None)
+        sent = [tensor.detach() for tensor in tensors]
+        parts = work.gather(_evaluated, torch.cat(batches), tensors=sent)
+        rows = Rows.of(*(torch.from_numpy(part).to(sent[0].device) for part in parts))
+        places = torch.arange(len(rows)).split([len(index) for index in batches])
+        first, *others = map(rows.take, places)
+        return [replace(first, X=_Shared.apply(work, batches[0], first.X, *tensors)), *others]
+    source, features, found = work.own.source, work.own.features, []
+    for index in batches:
+        rows = source.take(index)
+        with torch.set_grad_enabled(not found):
+            found.append(replace(rows, X=features(tensors, rows.X)))
+    return found
 
 
 class _Shared(torch.autograd.Function):

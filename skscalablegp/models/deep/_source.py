@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import torch
 from sklearn.gaussian_process.kernels import Kernel
@@ -18,9 +16,15 @@ from ...core import (
     rows_to_check,
     warn_if_rough,
 )
-from ...core.data import RowSource, rows_before_merging, whole_groups, with_equal_inputs
+from ...core.data import (
+    RowSource,
+    have_merged,
+    rows_before_merging,
+    whole_groups,
+    with_equal_inputs,
+)
 from ...kernels import compile_kernel
-from ...linalg.gradients import GPProblem
+from ...linalg.gradients import GPProblem, Rows
 from ._plan import DeepPlan
 from ._stepper import TrainingRows
 
@@ -29,18 +33,13 @@ from ._stepper import TrainingRows
 _WELL_EXPLAINED = 0.1
 # Largest table, in entries, that is stored as tensors.
 _RESIDENT_NUMBERS = 2**24
+# Number of rows that are stored for the exact passes of partial_fit.
+KEPT_ROWS = 8192
 
 
-def exact_problem(kernel: Kernel, source: RowSource) -> GPProblem:
+def exact_problem(kernel: Kernel, rows: Rows) -> GPProblem:
     """The exact process of rows in the model's units."""
-    rows = source.take(slice(None))
     return GPProblem(compile_kernel(kernel, rows.X.shape[1]), rows)
-
-
-def known_noise_of(source: RowSource, rows: np.ndarray) -> np.ndarray:
-    """The known noise variance of some rows."""
-    some = source.converted(torch.float64, torch.device("cpu")).take(rows)
-    return some.noise.numpy()
 
 
 def ranges(source: RowSource) -> tuple[torch.Tensor, torch.Tensor]:
@@ -85,15 +84,9 @@ def first_factors(source: RowSource, run: FitRun) -> np.ndarray | None:
     rows = first_layer_rows(source.weight, source.X.shape[1], run)
     if rows is None:
         return None
-    some = _counted(source.converted(torch.float64, torch.device("cpu")), *rows)
-    rows = some.take(slice(None))
-    kernel = data_scaled_kernel(rows.X.numpy(), rows.Y.numpy(), counts=some.weight)
+    some = source.converted(torch.float64, torch.device("cpu")).counted(*rows)
+    kernel = data_scaled_kernel(some.X.numpy(), some.Y.numpy(), counts=some.weight.numpy())
     return first_layer_factors(exact_problem(kernel, some), len(source), run)
-
-
-def _counted(source: RowSource, rows: np.ndarray, counts: np.ndarray) -> RowSource:
-    """Some rows in this process, with counts of their own."""
-    return replace(source.subset(rows).here(), weight=counts)
 
 
 def check_roughness(unexplained: float, source: RowSource, run: FitRun) -> None:
@@ -105,16 +98,66 @@ def check_roughness(unexplained: float, source: RowSource, run: FitRun) -> None:
         return
     n, exact = len(source), source.converted(torch.float64)
 
-    def some(size: int) -> RowSource:
+    def some(size: int) -> Rows:
         def draw(n: int, size: int) -> np.ndarray:
             return rows_to_check(n, run, size).numpy()
 
-        return _counted(exact, *rows_before_merging(source.weight, size, draw))
+        return exact.counted(*rows_before_merging(source.weight, size, draw))
 
     few = some(FEW_ROWS)
-    rows = few.take(slice(None))
-    kernel = data_scaled_kernel(rows.X.cpu().numpy(), rows.Y.cpu().numpy(), counts=few.weight)
+    X, Y, counts = (part.cpu().numpy() for part in (few.X, few.Y, few.weight))
+    kernel = data_scaled_kernel(X, Y, counts=counts)
     found = exact_check(lambda: exact_problem(kernel, few), n, run)
     if found is not None:
         check = exact_problem(kernel, some(3 * FEW_ROWS))
         warn_if_rough(check, found[1], n, run, unexplained)
+
+
+def sampled(
+    kept: tuple[np.ndarray, ...] | None,
+    rows: tuple[np.ndarray, ...],
+    seen: int,
+    random_state: np.random.RandomState,
+) -> tuple[np.ndarray, ...]:
+    """A uniform sample of all rows so far (reservoir sampling, Vitter 1985, algorithm R).
+
+    Parameters
+    ----------
+    kept : tuple of ndarray or None
+        The sample of the `seen` earlier rows.
+    rows : tuple of ndarray
+        Further rows: inputs, targets and known noise.
+    seen : int
+    random_state : RandomState
+    """
+    n = len(rows[0])
+    if kept is None:
+        kept = tuple(part[:0] for part in rows)
+    room = max(0, KEPT_ROWS - len(kept[0])) if seen <= len(kept[0]) else 0
+    kept = tuple(np.concatenate([a, b[:room]]) for a, b in zip(kept, rows, strict=True))
+    later = np.arange(min(room, n), n)
+    places = random_state.randint(0, seen + later + 1) if len(later) else later
+    stays = places < len(kept[0])
+    for i, place in zip(later[stays], places[stays], strict=True):
+        for part, new in zip(kept, rows, strict=True):
+            part[place] = new[i]
+    return kept
+
+
+def repeated(counts: np.ndarray, random_state: np.random.RandomState) -> np.ndarray:
+    """Numbers of merged rows as often as they count: a uniform sample of the rows before merging.
+
+    All of them, if they are whole numbers and not too many. Many rows that all count once are drawn
+    without their copies.
+
+    Parameters
+    ----------
+    counts : ndarray of shape (n,)
+    random_state : RandomState
+    """
+    if counts.sum() <= KEPT_ROWS and (counts == counts.round()).all():
+        return np.repeat(np.arange(len(counts)), counts.astype(int))
+    if not have_merged(counts):
+        return np.unique(random_state.randint(len(counts), size=KEPT_ROWS))
+    size = int(min(KEPT_ROWS, max(1, round(counts.sum()))))
+    return np.sort(random_state.choice(len(counts), size, p=counts / counts.sum()))

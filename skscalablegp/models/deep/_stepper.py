@@ -192,39 +192,35 @@ class WeightSpaceStepper(Stepper):
                 group["lr"] = factor * rate
 
     def _next_batch(self) -> tuple[FeatureBatch, Tensor | float]:
-        """A batch, and what the factors of rows with known noise add to its log likelihood."""
-        (index, root), others, other_root = self._weighted(*next(self._batches)), None, None
+        """A batch, and what the factors of rows with known noise add to its log likelihood.
+
+        Rows are multiplied by square roots of weights relative to their mean, so that sums over a
+        batch stand for the same multiple of the table as without counts.
+        """
+        drawn, source = [next(self._batches)], self.rows.source
         if self.rule.needs_independent_batch:
-            others, other_root = self._weighted(*next(self._others))
-        phi, Y, known, other, other_known = drawn_rows(self._work, self.tensors, index, others)
-        log_noise, log_scales = self.log_noise, 0.0
+            drawn.append(next(self._others))
+        log_noise, log_scales, scaled = self.log_noise, 0.0, []
+        found = drawn_rows(self._work, self.tensors, *(index for index, _ in drawn))
         if self.features.white.tied:
-            log_noise = self.features.white.log(self.tensors[self.features.theta_at]).to(phi)
-        if known is not None:
-            s2 = torch.exp(log_noise)
-            scale = row_scale(s2, known)
-            phi, Y = phi * scale[:, None], Y * scale[:, None]
-            log_scales = 2 * Y.shape[1] * (root.square() * scale.log()).mean()
-            if other is not None:
-                other = other * row_scale(s2.detach(), other_known)[:, None]
-        phi, Y = phi * root[:, None], Y * root[:, None]
-        if other is not None:
-            other = other * other_root[:, None]
+            theta = self.tensors[self.features.theta_at]
+            log_noise = self.features.white.log(theta).to(found[0].X)
+        for rows, (index, weights) in reversed([*zip(found, drawn, strict=True)]):
+            mean = source.n_rows / len(index)
+            root = (weights / mean).to(source.device, source.dtype).sqrt()
+            phi, Y = rows.X, rows.Y
+            if source.noisy:
+                scale = row_scale(torch.exp(log_noise), rows.noise)
+                phi, Y = phi * scale[:, None], Y * scale[:, None]
+                log_scales = 2 * Y.shape[1] * (root.square() * scale.log()).mean()
+            scaled.append((phi * root[:, None], Y * root[:, None]))
+        *others, (phi, Y) = scaled
+        other = others[0][0].detach() if others else None
         return FeatureBatch(phi, Y, self.weights, log_noise, self.rows.n, other), log_scales
 
     @cached_property
     def _work(self) -> Workers:
         return self.rows.source.held(DeepRows, self.features)
-
-    def _weighted(self, index: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
-        """The rows of a batch, and the square roots of weights by which they are multiplied.
-
-        Weights are relative to their mean, so that sums over a batch stand for the same multiple of
-        the table as without counts.
-        """
-        source = self.rows.source
-        mean = source.n_rows / len(index)
-        return index, (weights / mean).to(source.device, source.dtype).sqrt()
 
     def _project(self) -> None:
         """Move the noise and the kernel's hyperparameters back into their bounds."""

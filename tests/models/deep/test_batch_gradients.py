@@ -7,6 +7,7 @@ import torch
 from numpy.testing import assert_allclose
 from scipy.optimize import brentq
 
+from skscalablegp.linalg.gradients import Rows
 from skscalablegp.models.deep import (
     CompositionalGradient,
     FeatureBatch,
@@ -51,7 +52,7 @@ def exact_objective(X, Y, params):
 
 
 def moments(X, Y, V):
-    return feature_moments([(X, Y)], lambda X: phi_of(X, V))
+    return feature_moments([Rows.of(X, Y)], lambda X: phi_of(X, V))
 
 
 def mean_over_batches(rule, X, Y, params):
@@ -116,7 +117,7 @@ def settles(rule, n=60, m=8, b=6, noise=0.2):
     Z = torch.randn(n, m, generator=g, dtype=DTYPE)
     Y = Z @ torch.randn(m, 1, generator=g, dtype=DTYPE)
     Y = Y + torch.randn(n, 1, generator=g, dtype=DTYPE)
-    whole = feature_moments([(Z, Y)], lambda X: X)
+    whole = feature_moments([Rows.of(Z, Y)], lambda X: X)
     _, amplitude = best_scales(whole, noise, (noise, noise), (1e-4, 1e4))
     log_noise = torch.tensor(noise, dtype=DTYPE).log()
 
@@ -252,7 +253,7 @@ def fed(rule, scale, seed=0, n=800, m=12, b=16, steps=1000, activation=torch.tan
     g = seeded(seed)
     X, V = torch.randn(n, 5, generator=g, dtype=DTYPE), torch.randn(5, m, generator=g, dtype=DTYPE)
     Z = activation(X @ V)
-    state = rule.start(feature_moments([(Z, Z[:, :1])], lambda X: X), noise, b, DTYPE)
+    state = rule.start(feature_moments([Rows.of(Z, Z[:, :1])], lambda X: X), noise, b, DTYPE)
     s2 = torch.tensor(noise * scale, dtype=DTYPE)
     F = scale * Z.T @ Z + s2 * torch.eye(m, dtype=DTYPE)
     w, Z = torch.zeros(m, 1, dtype=DTYPE), scale**0.5 * Z
@@ -287,7 +288,8 @@ def test_what_stands_for_the_inverse_follows_the_features(rule):
     *_, (F, state) = fed(rule, 3.0, b=400, steps=1500)
     found = float((rule.slope(state) * F).sum()) / len(F)
     assert abs(found - 1) < 0.05
-    moments = feature_moments([(torch.linalg.cholesky(F).T, F[:, :1])], lambda X: X)
+    rows = Rows.of(torch.linalg.cholesky(F).T, F[:, :1])
+    moments = feature_moments([rows], lambda X: X)
     assert rule.bias(state, moments, 0.0) == pytest.approx(found - 1)
 
 

@@ -2,7 +2,6 @@
 
 import pickle
 import warnings
-from dataclasses import replace
 from itertools import count
 
 import named
@@ -515,7 +514,7 @@ def test_a_stream_goes_on_after_a_pickle_and_after_fit():
 
 
 def test_longer_streams_keep_a_uniform_sample():
-    from skscalablegp.models.deep._stream import KEPT_ROWS, sampled
+    from skscalablegp.models.deep._source import KEPT_ROWS, sampled
 
     kept, seen = None, 0
     random_state = np.random.RandomState(0)
@@ -703,7 +702,8 @@ def test_the_process_of_the_first_layer_counts_merged_rows():
     units = Scaling(np.zeros(9), np.ones(9), np.zeros(1), np.ones(1))
     source = RowSource.of(X, y[:, None], units, torch.float64, torch.device("cpu"))
     kernel = ConstantKernel(2.0) * RBF(np.full(9, 3.0)) + WhiteKernel(0.3)
-    problem = exact_problem(kernel, replace(source, weight=counts.astype(float)))
+    rows = source.counted(np.arange(40), counts.astype(float))
+    problem = exact_problem(kernel, rows)
     found = exact_marginal_likelihood(problem, problem.kernel.theta0).value
     process = GaussianProcessRegressor(kernel, optimizer=None)
     process.fit(np.repeat(X, counts, axis=0), np.repeat(y, counts))

@@ -7,6 +7,7 @@ from numpy.testing import assert_allclose
 from scipy.optimize import minimize
 from scipy.stats import multivariate_normal
 
+from skscalablegp.linalg.gradients import Rows
 from skscalablegp.models.deep import (
     best_scales,
     data_fit,
@@ -15,7 +16,6 @@ from skscalablegp.models.deep import (
     log_det_direction,
     weight_space_likelihood,
 )
-from skscalablegp.models.deep._objective import HeldOutRows
 from skscalablegp.workers import Workers
 
 N, M, T = 30, 5, 2
@@ -39,7 +39,7 @@ def dense(Z, Y, s2):
 
 
 def moments_of(Z, Y, size=7):
-    return feature_moments(zip(Z.split(size), Y.split(size), strict=True), lambda X: X)
+    return feature_moments(Rows.of(Z, Y).blocks(size), lambda X: X)
 
 
 @pytest.mark.parametrize("n, m", [(30, 5), (4, 9)])
@@ -109,7 +109,7 @@ def test_best_scales_keep_to_their_bounds():
 def test_held_out_noise_is_the_held_out_rows_choice():
     Z, Y = table(40)
     (Z, unseen), (Y, target) = Z.split(30), Y.split(30)
-    held_out = Workers(HeldOutRows(unseen, target))
+    held_out = Workers(Rows.of(unseen, target))
 
     def density(log_noise):
         """Of each held-out target by dense Gaussian conditioning."""
