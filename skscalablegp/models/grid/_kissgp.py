@@ -634,7 +634,8 @@ class KISSGPRegressor(GPRegressorBase):
                 run.check_memory(
                     30.0 * grid.n_points * 7**widest,
                     f"The grid extended to the new rows ({grid.n_points:,} points)",
-                    "leave out rows far from the others, or fit again with a smaller grid_size",
+                    "leave out rows far away from the others, or fit again with a smaller "
+                    "grid_size",
                 )
                 kept = kept.moved(self.grid_.numbers_in(grid), grid)
             self._kept = kept.plus(replace(more, X=Z), *self._white_and_prior())
