@@ -12,7 +12,6 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from ...kernels import TorchKernel
 from ...linalg.gradients import GPProblem, sets_marginal_likelihood
 from ...linalg.operators import kernel_between_sets
 from ._gradient import Experts
@@ -90,10 +89,6 @@ class GroupedExpertsPosterior(ExpertsPosterior):
         widest, t = max(max(map(len, parts)), SHOWN), problem.Y.shape[1]
         self.width = 2 * widest + len(parts) * (t + 2 + SHOWN)
 
-    @property
-    def kernel(self) -> TorchKernel:
-        return self.problem.kernel
-
     @cached_property
     def experts(self) -> list[ExpertPosterior]:  # type: ignore[override]
         """One posterior for each part, for what is computed expert by expert."""
@@ -108,11 +103,11 @@ class GroupedExpertsPosterior(ExpertsPosterior):
 
     def noise(self, X: Float[Tensor, "m d"]) -> Float[Tensor, " m"]:
         with torch.no_grad():
-            return self.kernel.noise(self.theta, X).to(self.dtype)
+            return self.problem.kernel.noise(self.theta, X).to(self.dtype)
 
     def _priors(self, X: Float[Tensor, "m d"]) -> Float[Tensor, "k m"]:
         with torch.no_grad():
-            prior = self.kernel.diag(self.theta, X).to(self.dtype)
+            prior = self.problem.kernel.diag(self.theta, X).to(self.dtype)
         return prior.expand(len(self.parts), len(X))
 
     def _similarities(self, X: Float[Tensor, "m d"]) -> Float[Tensor, "k m"]:
@@ -125,8 +120,8 @@ class GroupedExpertsPosterior(ExpertsPosterior):
             rows = rows[:, torch.arange(m, device=X.device) * rows.shape[1] // max(m, 1)]
             flat = rows.flatten(0, 1)
             with torch.no_grad():
-                cross = self.kernel.cross(self.theta, X, flat)
-                own = self.kernel.diag(self.theta, flat)
+                cross = self.problem.kernel.cross(self.theta, X, flat)
+                own = self.problem.kernel.diag(self.theta, flat)
             found = (cross / own.sqrt()).unflatten(1, rows.shape[:2]).amax(2)
             near[group.numbers] = (found / prior[:, None]).nan_to_num().T
         return near
@@ -166,7 +161,7 @@ class GroupedExpertsPosterior(ExpertsPosterior):
     ) -> tuple[Float[Tensor, "a c t"], Float[Tensor, "a c"]]:
         """Means, and the variances that the data explain, of rows of their own for some experts."""
         with torch.no_grad():
-            K = kernel_between_sets(self.kernel, self.theta, X, group.X[active])
+            K = kernel_between_sets(self.problem.kernel, self.theta, X, group.X[active])
         half = torch.linalg.solve_triangular(group.factor[active], K.mT, upper=False)
         return K @ group.weights[active], half.square().sum(1)
 

@@ -255,8 +255,14 @@ class PoERegressor(GPRegressorBase):
         self, table: Table, kernel: TorchKernel, plan: ExpertsPlan, run: FitRun
     ) -> None:
         parts = self._parts(table.X, plan.expert_size.value, run.random_state)
-        self._check_factors(parts, run)
         self.experts_, self.n_experts_ = self._known(parts), plan.n_experts.value
+        rows = [len(expert) for expert in self.experts_]
+        largest = max(rows)
+        run.check_memory(
+            bytes_of_factors(len(table.X), sum(b * b for b in rows), largest, n_workers()),
+            f"{len(rows)} experts of up to {largest} rows (a factor each)",
+            f"use an expert_size below {largest}: the factors take bytes in proportion",
+        )
         self._rule, self.dtype_ = self.combination, plan.dtype.value
         problem = table.problem(kernel, getattr(torch, self.dtype_), run.device, keep=True)
         run.preview = lambda model, step: model._preview(kernel, problem, parts, step)
@@ -301,15 +307,6 @@ class PoERegressor(GPRegressorBase):
         if self.combination == "grbcm":
             return global_first(X, size, divide, random_state)
         return divide(X, size, random_state)
-
-    def _check_factors(self, parts: list[np.ndarray], run: FitRun) -> None:
-        rows = sorted((len(part) for part in self._known(parts)), reverse=True)
-        n, squares = sum(map(len, parts)), sum(b * b for b in rows)
-        run.check_memory(
-            bytes_of_factors(n, squares, rows[0], n_workers()),
-            f"{len(rows)} experts of up to {rows[0]} rows (a factor each)",
-            f"use an expert_size below {rows[0]}: the factors take bytes in proportion",
-        )
 
     def _known(self, parts: list[np.ndarray]) -> list[np.ndarray]:
         """The rows of each expert."""

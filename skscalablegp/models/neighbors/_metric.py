@@ -168,11 +168,6 @@ def slack(n: int, q: int) -> float:
     return _SLACK if n > _EXACT_POINTS and q > _EXACT_DIMENSIONS else 0.0
 
 
-def near_each_other(points: Float[np.ndarray, "n q"]) -> Int[np.ndarray, " n"]:
-    """The numbers of points in an order in which close points tend to follow each other."""
-    return cKDTree(points, balanced_tree=False, compact_nodes=False).indices
-
-
 class Index:
     """Searches a k-d tree, and a short list of points that were added after it was built.
 
@@ -212,7 +207,7 @@ class Index:
         k = min(m, self._tree.n)
         settings = dict(eps=self._slack, workers=torch.get_num_threads())
         # Close points after each other: they share parts of the tree, which then stay in the cache.
-        order = near_each_other(points)
+        order = cKDTree(points, balanced_tree=False, compact_nodes=False).indices
         answers = self._tree.query(points[order], np.arange(1, k + 1), **settings)
         away, found = (answer[order.argsort()] for answer in answers)
         if not len(self._more):

@@ -5,7 +5,6 @@ Half of this file documents the parameters.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -385,7 +384,7 @@ class NNGPRegressor(GPRegressorBase):
         part, estimator = self._objective_on(problem)
         result = train_planned(part, estimator, settings.training, run)
         if self._kind == "vecchia":
-            self._keep_objective(problem, result, run)
+            self._keep_objective(problem, estimator, result, run)
         found: dict[int, Scaled] = {}
         asked = self.calibrate or len(settings.compared) > 1
         fixed = self.optimizer is None or problem.kernel.n_params == 0
@@ -410,15 +409,12 @@ class NNGPRegressor(GPRegressorBase):
             self._near = near.cpu().numpy()
         return result
 
-    def _full_scale_gradient(self) -> FullScaleGradient:
-        settings = self.n_inducing_, self._n_earlier, self._order_seed
-        return FullScaleGradient(*settings, self.n_jobs)
-
-    def _keep_objective(self, problem: GPProblem, result: TrainingResult, run: FitRun) -> None:
+    def _keep_objective(
+        self, problem: GPProblem, estimator: Any, result: TrainingResult, run: FitRun
+    ) -> None:
         """Keep the neighbours and the inducing points of the likelihood of all rows."""
         given = problem, torch.as_tensor(result.theta), result.state
-        prepared = self._full_scale_gradient().prepared
-        extra = run.finish("neighbours", lambda: prepared(*given)).extra
+        extra = run.finish("neighbours", lambda: estimator.prepared(*given)).extra
         self._near = extra["near"].cpu().numpy()
         if self.n_inducing_:
             self._inducing = extra["inducing"].cpu().numpy()
@@ -477,7 +473,9 @@ class NNGPRegressor(GPRegressorBase):
             density = {m: one.density for m, one in found.items()}
         self.n_neighbors_ = m = _fewest(density)
         if len(density) > 1:
-            reason = f"of {_listed(sorted(density))} the fewest within {_WORTH} of the highest log "
+            *some, last = sorted(density)
+            numbers = f"{', '.join(map(str, some))} and {last}"
+            reason = f"of {numbers} the fewest within {_WORTH} of the highest log "
             reason += f"density of held-out rows, {max(density.values()):.3f}"
             run.follow(replace(settings, n_neighbors=Choice(m, reason)))
         if found[m].scale != 1.0:
@@ -539,7 +537,8 @@ class NNGPRegressor(GPRegressorBase):
         if self._kind == "subset":
             return problem.random_part(seen), ExactGradient()
         if self._kind == "vecchia":
-            return problem, self._full_scale_gradient()
+            settings = self.n_inducing_, self._n_earlier, self._order_seed
+            return problem, FullScaleGradient(*settings, self.n_jobs)
         return problem, LocalGradient(seen, self.n_neighbors_, self._kind, self.n_jobs)
 
     def _earlier(self, problem: GPProblem, theta: torch.Tensor) -> Earlier:
@@ -729,7 +728,3 @@ def _fewest(density: dict[int, float]) -> int:
     if not finite:
         return next(iter(density))
     return min(m for m, value in finite.items() if value >= max(finite.values()) - _WORTH)
-
-
-def _listed(numbers: Sequence[int]) -> str:
-    return f"{', '.join(map(str, numbers[:-1]))} and {numbers[-1]}"
