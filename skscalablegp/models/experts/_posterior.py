@@ -467,9 +467,8 @@ class ExpertsPosterior(Posterior):
             if not beta.any():
                 continue
             own = expert.covariance(X)
-            variance = own.diagonal().clamp_min(
-                torch.finfo(own.dtype).eps * expert.cross(X).prior_diag()
-            )
+            least = torch.finfo(own.dtype).eps * expert.cross(X).prior_diag()
+            variance = own.diagonal().clamp_min(least)
             c = beta.sqrt() * combined.variance / variance
             total += c[:, None] * own * c
         return total

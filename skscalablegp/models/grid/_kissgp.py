@@ -379,15 +379,13 @@ class KISSGPRegressor(GPRegressorBase):
 
     def _check_sums(self, table: Table) -> None:
         """Refuse settings that need the rows themselves, if these are at several ranks."""
-        for name, needs in (
-            ("feature_extractor", self.feature_extractor is not None),
-            ("solver='cg'", self.solver == "cg"),
-        ):
-            if needs and not table.here:
-                raise ValueError(
-                    f"{name} needs all rows in one process: leave it out, or use "
-                    'distribute(rows="replicated").'
-                )
+        needs = "solver='cg'" if self.solver == "cg" else None
+        needs = needs if self.feature_extractor is None else "feature_extractor"
+        if needs is not None and not table.here:
+            raise ValueError(
+                f"{needs} needs all rows in one process: leave it out, or use "
+                'distribute(rows="replicated").'
+            )
 
     def _train_network(
         self, table: Table, held: np.ndarray, run: FitRun
@@ -462,9 +460,8 @@ class KISSGPRegressor(GPRegressorBase):
         """The kernel and its rank where training begins."""
         kernel = on_grid.kernel
         start = start_on_grid(kernel, on_grid.grid, table, self._settings(), run)
-        moved = compile_kernel(
-            kernel.to_sklearn(torch.as_tensor(start.theta)), kernel.n_features, priors=run.priors
-        )
+        best = kernel.to_sklearn(torch.as_tensor(start.theta))
+        moved = compile_kernel(best, kernel.n_features, priors=run.priors)
         try:
             on_grid, rank = self._with_rank(moved, on_grid.grid, run)
             run.reports(start=start.describe())
@@ -674,10 +671,8 @@ class KISSGPRegressor(GPRegressorBase):
         return super()._inputs(features)
 
     def _input_module(self) -> torch.nn.Module:
-        below = super()._input_module()
-        return (
-            below if self._network is None else torch.nn.Sequential(self._network.module(), below)
-        )
+        network, below = self._network, super()._input_module()
+        return below if network is None else torch.nn.Sequential(network.module(), below)
 
     def _check_inside(self, X: np.ndarray) -> None:
         if self.extrapolation == "error" and not (inside := self.grid_.covers(X)).all():
