@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from ..._end import End
 from ...workers import one_thread
@@ -59,13 +61,20 @@ class Stepper(ABC):
     def theta(self) -> np.ndarray:
         """Log hyperparameters for the history; empty if there are none."""
 
-    @abstractmethod
+    @property
+    def parameters(self) -> list[Tensor]:
+        """The tensors that are kept and restored, where these are all parameters."""
+        raise NotImplementedError
+
     def snapshot(self) -> Any:
         """A copy of the parameters."""
+        return [tensor.detach().clone() for tensor in self.parameters]
 
-    @abstractmethod
     def restore(self, snapshot: Any) -> None:
         """Restore a copy of the parameters."""
+        with torch.no_grad():
+            for tensor, kept in zip(self.parameters, snapshot, strict=True):
+                tensor.copy_(kept)
 
     def resumed(self) -> None:  # noqa: B027 (few have something to do)
         """Called when the moving attributes have been set to those of a checkpoint."""

@@ -332,15 +332,12 @@ class WeightSpaceStepper(Stepper):
         theta = self.tensors[self.features.theta_at]
         return self.features.white.moved(theta, self.noise).cpu().numpy()
 
-    def snapshot(self) -> list[Tensor]:
-        return [t.detach().clone() for t in [*self.tensors, self.weights, self.log_noise]]
+    @property
+    def parameters(self) -> list[Tensor]:
+        return [*self.tensors, self.weights, self.log_noise]
 
     def restore(self, snapshot: list[Tensor]) -> None:
-        with torch.no_grad():
-            for tensor, kept in zip(
-                [*self.tensors, self.weights, self.log_noise], snapshot, strict=True
-            ):
-                tensor.copy_(kept)
+        super().restore(snapshot)
         self._failed = False
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -42,7 +42,7 @@ from ...core import (
 )
 from ...core.data import RowSource, Scaling, standardised_limits
 from ...core.likelihoods import Gaussian, Likelihood
-from ...core.training import QuasiNewton, TrainingResult, TrainingStep
+from ...core.training import QuasiNewton, TrainingStep
 from ...features import (
     LimitedNetwork,
     Network,
@@ -74,18 +74,6 @@ _CLEARLY_BETTER = 0.1
 
 # A kernel, rows, targets, and a function from the kernel's theta to the model's.
 Start = tuple[TorchKernel, Rows, Callable[[torch.Tensor], torch.Tensor]]
-
-
-class _Regressed(NamedTuple):
-    """The model's theta after a regression, what it explains, and a sentence on where it began.
-
-    `explained` is a share of the variance in leave-one-out.
-    """
-
-    theta: torch.Tensor
-    result: TrainingResult
-    explained: float = 0.0
-    origin: str = ""
 
 
 class SparseMixin:
@@ -304,20 +292,26 @@ class SparseMixin:
         steps = min(training.plan.max_iter.value, START_STEPS)
         starts = self._start_problems(model, rows, training.constant)
         best, n_iter, ask = None, 0, asked_once()
-        for start in starts:
+        for regressed, some, to_theta in starts:
             if best is not None and run.stopped:
                 break
-            regressed = self._regressed(start, steps, training, run, ask)
-            n_iter += regressed.result.n_iter
-            if best is None or regressed.explained > best.explained + _CLEARLY_BETTER:
-                best = regressed
-        if best.origin:
-            run.reports(start=best.origin)
+            run.preview = self._preview(training, to_theta, run)
+            problem = _exact(training, regressed, some).to(torch.float64)
+            chosen = chosen_start(problem, run, steps, ask)
+            problem = replace(problem, tied=chosen.tied)
+            result = exact_start(problem, run, max_iter=steps, theta=chosen.theta)
+            n_iter, theta = n_iter + result.n_iter, torch.as_tensor(result.theta)
+            explained = 1 - left_out(problem, theta).unexplained
+            if best is None or explained > best[0] + _CLEARLY_BETTER:
+                best = explained, to_theta(theta), result, chosen.describe()
+        _, theta, result, origin = best
+        if origin:
+            run.reports(start=origin)
         if model.likelihood.conjugate and model.likelihood.additive:
             drawn = drawn_rows(training.source, 3 * FEW_ROWS, unmoved(run.generator))
             check = _exact(training, kernel, training.source.counted(*drawn))
-            warn_if_rough(check.to(torch.float64), best.result.theta, n, run)
-        return best.theta, n_iter, best.result.stop_reason
+            warn_if_rough(check.to(torch.float64), result.theta, n, run)
+        return theta, n_iter, result.stop_reason
 
     def _start_rows(self, source: RowSource, size: int, run: FitRun) -> Rows:
         """Random rows, with neighbours among them where random ones hold none."""
@@ -329,25 +323,6 @@ class SparseMixin:
         rows = StartRows(len(source), source.X.shape[1], read)
         run.fast = rows.fast
         return source.counted(*rows.counted(*drawn_rows(source, size, run.generator)))
-
-    def _regressed(
-        self,
-        start: Start,
-        steps: int,
-        training: SparseTraining,
-        run: FitRun,
-        ask: Any,
-    ) -> _Regressed:
-        """An exact regression on some rows."""
-        kernel, rows, to_theta = start
-        run.preview = self._preview(training, to_theta, run)
-        problem = _exact(training, kernel, rows).to(torch.float64)
-        chosen = chosen_start(problem, run, steps, ask)
-        problem = replace(problem, tied=chosen.tied)
-        result = exact_start(problem, run, max_iter=steps, theta=chosen.theta)
-        theta = torch.as_tensor(result.theta)
-        explained = 1 - left_out(problem, theta).unexplained
-        return _Regressed(to_theta(theta), result, explained, chosen.describe())
 
     def _start_problems(
         self, model: SparseModel, rows: Rows, constant: torch.Tensor | None

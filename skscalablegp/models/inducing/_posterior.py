@@ -80,35 +80,23 @@ class InducingPosterior(Posterior):
         """The kernel's input for these rows."""
         return X.double() if self.transform is None else self.transform(X.double())
 
-    @torch.no_grad()
-    def _cross(self, X: Float64[Tensor, "b q"]) -> Float64[Tensor, "m b"]:
-        return self.kernel.cross(self.theta, self.Z, X)
-
-    @torch.no_grad()
-    def _diag(self, X: Float64[Tensor, "b q"]) -> Float64[Tensor, " b"]:
-        return self.kernel.diag(self.theta, X)
-
-    @torch.no_grad()
-    def _prior(self, X: Float64[Tensor, "b q"]) -> Float64[Tensor, "b b"]:
-        return self.kernel.cross(self.theta, X, X)
-
-    @torch.no_grad()
-    def _scale(self, X: Float64[Tensor, "b q"]) -> Float64[Tensor, " b"]:
-        return self.kernel.noise(self.theta, X)
+    def _whitened(self, X: Float64[Tensor, "b q"]) -> Float64[Tensor, "m b"]:
+        """A = L^-1 k(Z, X)."""
+        return self.white.inverse @ self.kernel.cross(self.theta, self.Z, X)
 
     def latent_moments(self, X: Float[Tensor, "b d"]) -> tuple[Tensor, Tensor]:
         """Means (b, q) and variances (b, s) of the latent functions."""
         X = self._seen(X)
-        K = self._cross(X)
-        A = self.white.inverse @ K
-        prior = self._diag(X)
+        K = self.kernel.cross(self.theta, self.Z, X)
+        A, prior = self.white.inverse @ K, self.kernel.diag(self.theta, X)
         # The variance given the inducing values, and that from their own uncertainty.
         left = reported_variance(prior - A.square().sum(0), prior)
         spread = torch.stack([((S @ A) * A).sum(0) for S in self.belief.covariance], 1)
         return K.T @ self.weights + self.belief.constant, left[:, None] + spread
 
     def mean(self, X: Float[Tensor, "b d"]) -> Float[Tensor, "b t"]:
-        return self._cross(self._seen(X)).T @ self.weights + self.belief.constant
+        K = self.kernel.cross(self.theta, self.Z, self._seen(X))
+        return K.T @ self.weights + self.belief.constant
 
     def moments(self, X: Float[Tensor, "b d"]) -> Moments:
         mean, variance = self.latent_moments(X)
@@ -119,7 +107,7 @@ class InducingPosterior(Posterior):
         if self.transform is not None or not self.likelihood.conjugate:
             return None
         mean, variance, noise = self.moments(X)
-        A = self.white.inverse @ self._cross(X)
+        A = self._whitened(X)
         spread = ((self.belief.covariance[0] @ A) * A).sum(0)
         mean, left_out = without_own(Y, mean, spread, known + noise)
         return mean, left_out + variance - spread
@@ -133,16 +121,17 @@ class InducingPosterior(Posterior):
 
     def covariance(self, X: Float[Tensor, "b d"]) -> Float[Tensor, "b b"]:
         X = self._seen(X)
-        A = self.white.inverse @ self._cross(X)
-        return self._prior(X) - A.T @ A + A.T @ self.belief.covariance[0] @ A
+        A = self._whitened(X)
+        prior = self.kernel.cross(self.theta, X, X)
+        return prior - A.T @ A + A.T @ self.belief.covariance[0] @ A
 
     def low_rank_form(self) -> WeightCaches | None:
         """Over weights, which are the whitened inducing values."""
         form = WeightForm(
-            features=lambda X: (self.white.inverse @ self._cross(self._seen(X))).T,
+            features=lambda X: self._whitened(self._seen(X)).T,
             precision=torch.linalg.inv(self.belief.covariance[0]),
-            prior=lambda X: self._diag(self._seen(X)),
-            prior_covariance=lambda X: self._prior(self._seen(X)),
+            prior=lambda X: self.kernel.diag(self.theta, self._seen(X)),
+            prior_covariance=lambda X: self.kernel.cross(self.theta, *[self._seen(X)] * 2),
             has_rest=True,
         )
         return WeightCaches(self, form)
@@ -190,5 +179,4 @@ class InducingPosterior(Posterior):
         return drawn if transform is None else nn.Sequential(transform, drawn)
 
     def noise(self, X: Float[Tensor, "b d"]) -> Float[Tensor, " b"]:
-        scale = self._scale(self._seen(X))
-        return scale * self.likelihood.variance_factor()
+        return self.kernel.noise(self.theta, self._seen(X)) * self.likelihood.variance_factor()

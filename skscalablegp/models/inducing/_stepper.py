@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -133,6 +133,23 @@ class SparseFit:
     value: float = math.nan
     jitter: float = 0.0
 
+    @classmethod
+    def of(cls, tensors: Sequence[Tensor]) -> SparseFit:
+        """That of `SparseStepper._values`."""
+        theta, Z, *rest = tensors
+        return cls(theta, Z, list(rest[4:]), WhitenedBelief(*rest[:4]))
+
+    def bound(
+        self, model: SparseModel, rows: Rows, generator: Generator, *settings: Any
+    ) -> tuple[KernelValues, BoundEvaluation]:
+        """`variational_bound` of some rows, and the values of the kernel that it depends on."""
+        weights, there = self.weights, model.machine.products_on
+        if there is not None:
+            rows = rows.to(rows.Y.dtype, there)
+            weights = [part.to(there, non_blocking=True) for part in weights]
+        K = model.values(self.theta, self.Z, model.features(weights, rows.X), rows.noise)
+        return K, variational_bound(model.likelihood, self.belief, K, rows, generator, *settings)
+
 
 @dataclass(frozen=True, eq=False)
 class SparseTraining:
@@ -243,7 +260,7 @@ class SparseStepper(Stepper):
 
     def _batch_sums(self, batch: Tensor, weights: Tensor, eval_gradient: bool) -> RowStatistics:
         """The statistics of some rows; the gradient per row, if asked for, becomes the leaves'."""
-        n, leaves = len(self.source), [self._theta, self._points, *self.weights]
+        n, leaves = len(self.source), self.parameters
         needed = tuple(eval_gradient and leaf.requires_grad for leaf in leaves)
         # At ranks, whose rows are not merged, one number travels.
         same = bool((weights == weights[0]).all())
@@ -314,7 +331,7 @@ class SparseStepper(Stepper):
     def score(self) -> float:
         """The negative bound per row, on the same rows each time."""
         weight = self.source.n_rows / self._scored.n_rows
-        at = Values.of(self._values)
+        at = SparseFit.of(self._values)
         try:
             with torch.no_grad():
                 bound = at.bound(self.model, self._scored, self.generator, False, None, True)[1]
@@ -326,47 +343,19 @@ class SparseStepper(Stepper):
     def theta(self) -> np.ndarray:
         return self._theta.detach().cpu().numpy().copy()
 
+    @property
+    def parameters(self) -> list[Tensor]:
+        return [self._theta, self._points, *self.weights]
+
     def snapshot(self) -> Any:
-        tensors = [self._theta, self._points, *self.weights]
-        return [t.detach().clone() for t in tensors], self.belief.snapshot()
+        return super().snapshot(), self.belief.snapshot()
 
     def restore(self, snapshot: Any) -> None:
-        tensors, belief = snapshot
-        with torch.no_grad():
-            for tensor, kept in zip(
-                [self._theta, self._points, *self.weights], tensors, strict=True
-            ):
-                tensor.copy_(kept)
-        self.belief.restore(belief)
+        super().restore(snapshot[0])
+        self.belief.restore(snapshot[1])
 
 
 # ---------------------------------------------------------------- of the rows at hand
-
-
-class Values(NamedTuple):
-    """The values of the parameters at which rows are evaluated."""
-
-    theta: Tensor
-    Z: Tensor
-    belief: WhitenedBelief
-    weights: list[Tensor]
-
-    @classmethod
-    def of(cls, tensors: Sequence[Tensor]) -> Values:
-        """Those of `SparseStepper._values`."""
-        theta, Z, *rest = tensors
-        return cls(theta, Z, WhitenedBelief(*rest[:4]), rest[4:])
-
-    def bound(
-        self, model: SparseModel, rows: Rows, generator: Generator, *settings: Any
-    ) -> tuple[KernelValues, BoundEvaluation]:
-        """`variational_bound` of some rows, and the values of the kernel that it depends on."""
-        weights, there = self.weights, model.machine.products_on
-        if there is not None:
-            rows = rows.to(rows.Y.dtype, there)
-            weights = [part.to(there, non_blocking=True) for part in weights]
-        K = model.values(self.theta, self.Z, model.features(weights, rows.X), rows.noise)
-        return K, variational_bound(model.likelihood, self.belief, K, rows, generator, *settings)
 
 
 @dataclass(frozen=True, eq=False)
@@ -398,12 +387,12 @@ class SparseRows:
         The gradients are those of the negative bound of a row, of n; zeros where they are not
         needed. The entries are NaN if k(Z, Z) has no factor.
         """
-        at = Values.of(tensors)
+        at = SparseFit.of(tensors)
         leaves = [
             leaf.detach().requires_grad_(need)
             for leaf, need in zip((at.theta, at.Z, *at.weights), needed, strict=True)
         ]
-        at = Values(leaves[0], leaves[1], at.belief, leaves[2:])
+        at = SparseFit(leaves[0], leaves[1], leaves[2:], at.belief)
         mean, S, constant = at.belief.mean, at.belief.covariance, at.belief.constant
         found = tuple(map(torch.zeros_like, (S, mean, mean, constant, constant)))
         if len(index):
@@ -425,7 +414,7 @@ class SparseRows:
     @torch.no_grad()
     def expected(self, *tensors: Tensor) -> tuple[Tensor]:
         """The expected log likelihood of all rows."""
-        at, total = Values.of(tensors), 0.0
+        at, total = SparseFit.of(tensors), 0.0
         white = Whitening.at(self.model.kernel, at.theta, at.Z)
         for rows in self.source.blocks(PASS_ROWS):
             total += at.bound(self.model, rows, self.generator, False, white, True)[1].expected

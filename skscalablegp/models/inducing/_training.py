@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -25,7 +26,6 @@ from ._stepper import (
     SparseModel,
     SparseStepper,
     SparseTraining,
-    Values,
     drawn_rows,
 )
 
@@ -203,11 +203,11 @@ def absorb(
     with run.budget.may_end(lambda reason: done or reason is not End.INTERRUPTED) as ending:
         while done < passes and reason is End.MAX_ITER:
             whitened = belief.whitened()
-            at = Values(fit.theta, fit.Z, whitened, fit.weights)
+            fit = replace(fit, belief=whitened)
             value, total = -whitened.divergence_from(prior), None
             with torch.no_grad():
                 for some in source.blocks(PASS_ROWS):
-                    bound = at.bound(model, some, generator, False, white)[1]
+                    bound = fit.bound(model, some, generator, False, white)[1]
                     total = bound.rows if total is None else total + bound.rows
                     value += bound.expected
             done += 1
