@@ -119,7 +119,7 @@ MUTANTS = [
     ),
     (
         "rows that join a deep model leave its likelihood",
-        "FurtherRows._with_rows",
+        "DeepKernelRegressorBase._with_rows",
         "float(density.sum())",
         "0.0",
         "tests/contracts/test_equal_rows.py -k 'further_rows and deep'",

@@ -167,7 +167,7 @@ MUTANTS = [
     ),
     (
         "deep kernels of few rows do not see the rows that are added",
-        "FurtherRows._with_rows",
+        "DeepKernelRegressorBase._with_rows",
         "joined = ExactProcess(self._exact.table.joined(more), self._exact.kernel)",
         "joined = self._exact",
         f"{UNITS} -k further_rows",
