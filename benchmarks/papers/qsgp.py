@@ -141,16 +141,16 @@ def figure1(rank, control, repeats=150):
     from skscalablegp.kernels import compile_kernel
     from skscalablegp.likelihoods import Gaussian
     from skscalablegp.linalg.gradients import Rows
-    from skscalablegp.models.sampled._basis import SeededFourier
-    from skscalablegp.models.sampled._estimates import (
+    from skscalablegp.models.sampled import (
         BasisDraw,
+        NoiseAtRows,
         SampledBatch,
+        SeededFourier,
+        SupportRows,
         pull_of_squares,
         sampled_gradient,
         sampled_loss,
     )
-    from skscalablegp.models.sampled._noise import NoiseAtRows
-    from skscalablegp.models.sampled._support import SupportRows
 
     X, _, y, _ = load("kin40k", 0, 0, 0)
     (n, d), rng = X.shape, np.random.default_rng(0)

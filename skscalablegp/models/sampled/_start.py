@@ -223,7 +223,8 @@ class _Training:
         problem = replace(problem, tied=chosen.tied)
         restarts = self.plan.n_restarts
         result = exact_start(problem, run, max_iter=_STEPS, n_restarts=restarts, theta=chosen.theta)
-        return _Trained(compiled, result, chosen.describe(), len(X))
+        evidence = result.value - 0.5 * compiled.n_params * math.log(len(X))
+        return _Trained(compiled, result, chosen.describe(), evidence)
 
     def _problem(self, kernel: TorchKernel) -> GPProblem:
         """The regression on the rows, centred if the kernel depends on differences only."""
@@ -256,17 +257,16 @@ class _Training:
 
 
 class _Trained(NamedTuple):
-    """A kernel trained on m rows, and a sentence on where its training began."""
+    """A trained kernel, and a sentence on where its training began.
+
+    The evidence is the log likelihood less what the rows say about the hyperparameters (Schwarz
+    1978).
+    """
 
     compiled: TorchKernel
     result: TrainingResult
     origin: str
-    m: int
-
-    @property
-    def evidence(self) -> float:
-        """The log likelihood less what m rows say about the hyperparameters (Schwarz 1978)."""
-        return self.result.value - 0.5 * self.compiled.n_params * math.log(self.m)
+    evidence: float
 
 
 def scaled_signal(kernel: Kernel, likelihood: Likelihood, rows: Rows, own: bool) -> Kernel:

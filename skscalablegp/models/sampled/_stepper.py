@@ -321,7 +321,8 @@ class QSGPStepper(SampledStepper):
     def _step(self, rows: np.ndarray) -> None:
         left, right = self._draw(), self._draw()
         drawn = [left.part.blocks, right.part.blocks]
-        moves = self.hyperparameters is not None and self.hyperparameters.due(self._steps)
+        adam = self.hyperparameters
+        moves = adam is not None and self._steps >= adam.freeze
         diagonals: list[Tensor] = []
         if not self.noise.gaussian:
             diagonals = [self.diagonal(draw.part.index) for draw in (left, right)]
@@ -351,7 +352,7 @@ class QSGPStepper(SampledStepper):
         if moves:
             # A step of theta along the gradient of the sampled loss (empirical Bayes).
             kernel = self.support.kernel
-            self._theta = self.hyperparameters.moved(self._theta.detach(), of_theta, kernel)
+            self._theta = adam.moved(self._theta.detach(), of_theta, kernel)
             if self.noise.likelihood.additive:
                 self.noise = replace(self.noise, variance=noise_of(kernel, self._theta))
 

@@ -178,10 +178,6 @@ class SampledAdam:
         self.decay = decay ** (1 / max(1, n_steps - freeze))
         self._first, self._second, self._count = 0.0, 0.0, 0
 
-    def due(self, step: int) -> bool:
-        """Whether theta changes after this step."""
-        return step >= self.freeze
-
     def moved(self, theta: Tensor, gradient: Tensor, kernel: TorchKernel) -> Tensor:
         """The next theta, within its bounds; unchanged for a gradient that is not finite."""
         if not bool(torch.isfinite(gradient).all()):

@@ -12,12 +12,17 @@ from skscalablegp.core.data import RowSource, Scaling
 from skscalablegp.kernels import compile_kernel
 from skscalablegp.likelihoods import Bernoulli, Gaussian, Laplace
 from skscalablegp.linalg.gradients import Rows
-from skscalablegp.models.sampled._basis import SeededFourier
+from skscalablegp.models.sampled import (
+    Flattening,
+    NoiseAtRows,
+    SampledWeights,
+    Sampler,
+    SeededFourier,
+    SupportRows,
+    support_gram,
+)
 from skscalablegp.models.sampled._block import BlockStepper, batch_variance, block_change
-from skscalablegp.models.sampled._noise import NoiseAtRows
-from skscalablegp.models.sampled._stepper import Sampler
-from skscalablegp.models.sampled._support import Flattening, SupportRows, support_gram
-from skscalablegp.models.sampled._weights import SampledWeights, SparseSGD
+from skscalablegp.models.sampled._weights import SparseSGD
 
 NOISE, N, S = 0.05, 60, 12
 KERNEL = compile_kernel(ConstantKernel(1.5) * RBF([0.8, 1.2]) + WhiteKernel(NOISE), 2)

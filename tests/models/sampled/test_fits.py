@@ -16,8 +16,7 @@ from skscalablegp.core.data import RowSource, Scaling
 from skscalablegp.core.posteriors import KernelPosterior, Posterior
 from skscalablegp.core.training import Budget
 from skscalablegp.kernels import compile_kernel
-from skscalablegp.models.sampled._relevance import Dictionary
-from skscalablegp.models.sampled._steps import Fit
+from skscalablegp.models.sampled import Dictionary, Fit
 
 KERNEL = ConstantKernel(1.0) * RBF([1.0, 1.0]) + WhiteKernel(0.1)
 FIXED = dict(kernel=KERNEL, optimizer=None, random_state=0, standardize=False)

@@ -10,7 +10,7 @@ from sklearn.gaussian_process.kernels import RBF, ConstantKernel, WhiteKernel
 
 from skscalablegp import QSGPRegressor
 from skscalablegp.core import fitted_process
-from skscalablegp.models.sampled._process import ProcessPosterior
+from skscalablegp.models.sampled import ProcessPosterior
 
 
 def test_rows_left_out_are_those_of_dense_algebra():

@@ -9,15 +9,15 @@ from numpy.testing import assert_allclose
 from torch.func import grad_and_value, vmap
 
 from skscalablegp.likelihoods import Bernoulli, Gaussian, Laplace
-from skscalablegp.models.sampled._estimates import (
+from skscalablegp.models.sampled import (
     BasisDraw,
+    NoiseAtRows,
     SampledBatch,
-    optimal_diagonal,
     pull_of_squares,
     sampled_gradient,
     sampled_loss,
 )
-from skscalablegp.models.sampled._noise import NoiseAtRows
+from skscalablegp.models.sampled._estimates import optimal_diagonal
 
 N, M, T, COLUMNS, ROWS_DRAWN, DRAWN, REPEATS = 14, 10, 2, 2, 5, 4, 10_000
 NOISE, SQUARE = 0.3, 0.2

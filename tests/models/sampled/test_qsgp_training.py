@@ -12,25 +12,24 @@ from skscalablegp.core.data import RowSource, Scaling
 from skscalablegp.kernels import compile_kernel
 from skscalablegp.likelihoods import Bernoulli, Gaussian, Laplace
 from skscalablegp.linalg.gradients import Rows
-from skscalablegp.models.sampled._basis import SeededFourier
-from skscalablegp.models.sampled._estimates import (
+from skscalablegp.models.sampled import (
     BasisDraw,
+    Flattening,
+    NoiseAtRows,
     SampledBatch,
-    StepRows,
+    SampledWeights,
+    Sampler,
+    SeededFourier,
+    SupportRows,
     sampled_gradient,
     sampled_loss,
+    support_gram,
 )
+from skscalablegp.models.sampled._estimates import StepRows
 from skscalablegp.models.sampled._exact import BatchRows, FullBatch, exact_process, newton_steps
-from skscalablegp.models.sampled._noise import NoiseAtRows
-from skscalablegp.models.sampled._stepper import QSGPStepper, Sampler
+from skscalablegp.models.sampled._stepper import QSGPStepper
 from skscalablegp.models.sampled._steps import exact_share
-from skscalablegp.models.sampled._support import Flattening, SupportRows, support_gram
-from skscalablegp.models.sampled._weights import (
-    SampledAdam,
-    SampledWeights,
-    SparseAdaGrad,
-    SparseSGD,
-)
+from skscalablegp.models.sampled._weights import SampledAdam, SparseAdaGrad, SparseSGD
 from skscalablegp.workers import Workers
 
 KERNEL = compile_kernel(ConstantKernel(1.5) * RBF([0.8, 1.3]) + WhiteKernel(0.05), 2)

@@ -9,8 +9,9 @@ from sklearn.gaussian_process.kernels import RBF, ConstantKernel, DotProduct, Ma
 from skscalablegp import QSRVMRegressor
 from skscalablegp.core.posteriors import FeatureWeights
 from skscalablegp.kernels import compile_kernel
+from skscalablegp.models.sampled import ProcessPosterior
 from skscalablegp.models.sampled._basis import KernelFunctions
-from skscalablegp.models.sampled._process import ProcessMap, ProcessPosterior, pivots
+from skscalablegp.models.sampled._process import ProcessMap, pivots
 
 
 def sinc(n=300, seed=0):

@@ -14,7 +14,8 @@ from skscalablegp import QSRVMRegressor, draw_functions
 from skscalablegp.core.data import RowSource, Scaling
 from skscalablegp.core.training import Budget
 from skscalablegp.kernels import compile_kernel
-from skscalablegp.models.sampled._relevance import Dictionary, RelevanceStepper
+from skscalablegp.models.sampled import Dictionary
+from skscalablegp.models.sampled._relevance import RelevanceStepper
 
 KERNEL = compile_kernel(ConstantKernel(1.5) * RBF([0.8, 1.3]) + WhiteKernel(0.05), 2)
 

@@ -12,8 +12,8 @@ from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import RBF, WhiteKernel
 
 from skscalablegp import QSRVMRegressor
+from skscalablegp.models.sampled import ProcessPosterior
 from skscalablegp.models.sampled._posterior import fitted_scales
-from skscalablegp.models.sampled._process import ProcessPosterior
 
 
 def drawn(variance, truth, seed, t=1):

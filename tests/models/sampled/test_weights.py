@@ -15,11 +15,16 @@ from skscalablegp.core.data import RowSource, Scaling
 from skscalablegp.kernels import compile_kernel
 from skscalablegp.likelihoods import Gaussian
 from skscalablegp.linalg.gradients import Rows
-from skscalablegp.models.sampled._basis import SeededFourier
-from skscalablegp.models.sampled._noise import NoiseAtRows
-from skscalablegp.models.sampled._relevance import Dictionary, whole_model
-from skscalablegp.models.sampled._steps import Fit, _first_weights
-from skscalablegp.models.sampled._support import SupportRows, support_gram
+from skscalablegp.models.sampled import (
+    Dictionary,
+    Fit,
+    NoiseAtRows,
+    SeededFourier,
+    SupportRows,
+    support_gram,
+)
+from skscalablegp.models.sampled._relevance import whole_model
+from skscalablegp.models.sampled._steps import _first_weights
 
 SMOOTH = ConstantKernel(1.5) * RBF([0.8, 1.2])
 KERNEL = SMOOTH + WhiteKernel(0.1)
