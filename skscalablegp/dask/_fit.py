@@ -173,8 +173,8 @@ def _run(
     try:
         _watch(client, session, futures)
         return futures[0].result()
-    except KeyboardInterrupt:
-        seconds = 0.0
+    except BaseException as error:
+        seconds *= not isinstance(error, KeyboardInterrupt)
         raise
     finally:
         # Ranks notice the end of the store; those that have not begun are withdrawn. A call of a

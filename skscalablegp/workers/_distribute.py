@@ -140,7 +140,7 @@ def _store() -> Any:
     """A part of the process group's store that is new for this context."""
     if dist.get_world_size() == 1:
         return HashStore()
-    shared = dist.distributed_c10d._get_default_store()
+    shared: Any = dist.distributed_c10d._get_default_store()
     if not shared.has_extended_api():
         raise RuntimeError(
             "distribute() needs a key-value store that tells which keys it has: start the program "

@@ -50,7 +50,9 @@ class Group:
         places = self.exchange("place", _place())
         if all(places) and len(set(places)) == self.size and dist.is_nccl_available():
             member = PrefixStore("nccl", life.store), self.rank, self.size
-            self._nccl = dist.ProcessGroupNCCL(*member, timedelta(seconds=life.timeout))
+            options = dist.ProcessGroupNCCL.Options()
+            options._timeout = timedelta(seconds=life.timeout)
+            self._nccl = dist.ProcessGroupNCCL(*member, options)
 
     def device(self, kind: str) -> torch.device:
         """The device of this kind that belongs to this rank."""
@@ -112,6 +114,8 @@ class Group:
         if broken:
             _abandon(self._gloo)
             _abandon(self._nccl)
+        elif hasattr(self._nccl, "shutdown"):  # Not before torch 2.6.
+            self._nccl.shutdown()
         self._gloo = self._nccl = None
 
 
@@ -123,7 +127,7 @@ def _abandon(waiting: Any) -> None:
 def _gloo_options(host: str) -> Any:
     if not host or "GLOO_SOCKET_IFNAME" in os.environ:
         return _WHILE_ALIVE
-    options = dist.ProcessGroupGloo._Options()
+    options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
     options._timeout, options._threads = _WHILE_ALIVE, 2
     options._devices = [dist.ProcessGroupGloo.create_device(hostname=host)]
     return options

@@ -243,7 +243,7 @@ def _on_dask(thing: Any, client: Any) -> tuple[str, list]:
 
 
 # Where the processes of a backend find an object; other backends use the threads of this process.
-_PLACES = {
+_PLACES: dict[str, Callable[[Any, Any], tuple[str, list]]] = {
     "DaskDistributedBackend": _on_dask,
     "LokyBackend": _in_file,
     "MultiprocessingBackend": _in_file,
@@ -265,7 +265,7 @@ def _answer(name: str, arrays: list[np.ndarray], work: Callable[..., Any], *give
 @lru_cache(_MOST_KEPT)
 def _received(sent: _Sent) -> Any:
     data, *buffers = sent.arrays or joblib.load(sent.name, mmap_mode="c")
-    return pickle.loads(data, buffers=buffers)
+    return pickle.loads(data.data, buffers=buffers)
 
 
 # ---------------------------------------------------------------- ranks
@@ -292,7 +292,7 @@ class RankWorkers(Workers):
 
     def __init__(self, ranks: Ranks, own: Any = None, number: int | None = None):
         super().__init__(own)
-        self.ranks, self.sizes = ranks, []
+        self.ranks, self.sizes = ranks, list[int]()
         self._number = ranks.number_for(self) if number is None else number
 
     @classmethod
