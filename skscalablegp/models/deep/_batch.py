@@ -60,9 +60,9 @@ class BatchGradient(ABC):
     needs_independent_batch: ClassVar[bool] = False
     state_class: ClassVar[Any] = None
 
-    @abstractmethod
     def start(self, moments: FeatureMoments, noise: float, batch_size: int, dtype: Any) -> Any:
-        """The first state, from the exact moments at the current parameters."""
+        """The first state, from the exact moments at the current parameters; None without one."""
+        return None
 
     def restored(self, state: dict[str, Any], device: torch.device) -> Any:
         """A state from its fields, as a checkpoint has them."""
@@ -79,9 +79,9 @@ class BatchGradient(ABC):
     def estimate(self, batch: FeatureBatch, state: Any) -> tuple[Float[Tensor, ""], Any]:
         """An estimate of -2 log p(y) / n, up to constants, and the next state."""
 
-    @abstractmethod
     def inverse(self, state: Any) -> Tensor | None:
         """An approximate F^-1 that preconditions the weights' own steps; None for no such steps."""
+        return None if state is None else state.inverse
 
     def slope(self, state: Any) -> Tensor | None:
         """An approximate F^-1 in the direction of descent; None if the rule has none."""
@@ -152,12 +152,6 @@ class MinibatchGradient(BatchGradient):
     The batch's own s2 I + sum phi phi' takes the place of F, without the factor n / b (Chen et al.
     2020; Shoham and Avron, section 4.2). O(b^2 m + b^3).
     """
-
-    def start(self, moments: FeatureMoments, noise: float, batch_size: int, dtype: Any) -> None:
-        return None
-
-    def inverse(self, state: Any) -> None:
-        return None
 
     def estimate(self, batch: FeatureBatch, state: Any) -> tuple[Float[Tensor, ""], Any]:
         phi, Y = batch.phi.double(), batch.Y.double()

@@ -73,9 +73,6 @@ class CompositionalGradient(BatchGradient):
         P = _inverse(gram, moments.n, noise).to(dtype)
         return RunningGram(gram, P, P.diagonal().sum(), (), 0, rate)
 
-    def inverse(self, state: RunningGram) -> Tensor:
-        return state.inverse
-
     def estimate(self, batch, state):
         loss = weight_space_loss(batch, state.inverse, state.trace)
         return loss, self._follow(batch, state)

@@ -127,9 +127,6 @@ class MinimaxGradient(BatchGradient):
         radius = self.mu(t) * unit
         return q * (radius / torch.maximum(torch.linalg.norm(q), torch.as_tensor(radius).to(q)))
 
-    def inverse(self, state: Saddle) -> Tensor:
-        return state.inverse
-
     def slope(self, state: Saddle) -> Tensor:
         return state.slope
 

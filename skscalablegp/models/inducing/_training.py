@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from functools import partial
-from typing import Any
 
 import torch
 from torch import Generator, Tensor
@@ -14,7 +12,7 @@ from ..._end import End
 from ...core import FitRun, candidates, select_inducing
 from ...core.data import RowSource, column_spread
 from ...core.likelihoods import without_own_target
-from ...core.training import TrainingStep, train_steps
+from ...core.training import train_steps
 from ...kernels import TorchKernel
 from ...workers import Workers
 from ._bound import NaturalBelief, WhitenedBelief, Whitening
@@ -179,10 +177,6 @@ def left_out(
     return torch.cat([m for m, _ in parts]), torch.cat([v for _, v in parts])
 
 
-def _show(belief: NaturalBelief, model: Any, step: TrainingStep) -> None:
-    model._set_belief(belief.whitened())
-
-
 def absorb(
     model: SparseModel,
     source: RowSource,
@@ -218,6 +212,6 @@ def absorb(
                 1.0, float(whitened.mean.abs().max())
             ):
                 reason = End.CONVERGED
-            run.preview = partial(_show, belief)
+            run.preview = lambda model, _, now=belief: model._set_belief(now.whitened())
             run.monitor.record_score(fit.theta.cpu().numpy(), value / len(source), done)
     return belief.whitened(), done, ending.reason or reason
