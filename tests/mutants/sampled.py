@@ -448,4 +448,11 @@ MUTANTS = [
         "tests/contracts/test_class_shares.py -k approximate_variances",
         True,
     ),
+    (
+        "the unit of relevance vectors forgets the weights",
+        "sampled._relevance._squares_of",
+        "float(rows.squares_of(rows.Y))",
+        "float(rows.Y.square().sum())",
+        "tests/models/sampled/test_relevance.py -k unit_of_precisions",
+    ),
 ]

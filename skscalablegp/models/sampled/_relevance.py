@@ -175,9 +175,10 @@ def _mean_square(source: RowSource) -> float:
 
 
 def _squares_of(source: RowSource) -> tuple[Tensor]:
-    """The sum of the targets' squares, and their number."""
-    total = sum(float(rows.Y.double().square().sum()) for rows in source.blocks())
-    return (torch.tensor([total, source.Y.size], dtype=torch.float64),)
+    """The sum of the targets' squares, and their number, of all rows before merging."""
+    blocks = (rows.to(torch.float64) for rows in source.blocks())
+    total = sum(float(rows.squares_of(rows.Y)) for rows in blocks)
+    return (torch.tensor([total, source.n_rows * source.Y.shape[1]], dtype=torch.float64),)
 
 
 @torch.no_grad()

@@ -33,6 +33,15 @@ def stepper(source, **settings):
     return RelevanceStepper(dictionary, source, Budget(), **settings)
 
 
+def test_the_unit_of_precisions_is_the_mean_square_of_all_rows_before_merging():
+    source = rows()
+    counts = np.arange(1.0, 61.0)
+    counted = RowSource.of(source.X, source.Y, source.scaling, torch.float64, weight=counts)
+    unit = Dictionary.of(KERNEL, counted, np.arange(5), 1e4).unit
+    long = np.repeat(source.Y, counts.astype(int), axis=0)
+    assert_allclose(unit, np.mean(long**2), rtol=1e-12)
+
+
 def test_the_function_that_adds_least_is_dropped():
     run = stepper(rows(80), singly=0)
     for _ in range(10):
