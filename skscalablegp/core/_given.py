@@ -357,7 +357,7 @@ class ShardedSource(RowSource):
     """The rows of one fit, of which each rank has some; equal ones are not merged.
 
     `X` and `Y` are those of `GivenShards`; `noise` has a shape only. Rows are fetched by number,
-    and `held` makes objects at the ranks which compute of their rows.
+    and `held` makes an object at each rank, which computes with its own rows.
 
     Attributes
     ----------

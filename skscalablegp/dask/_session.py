@@ -62,12 +62,12 @@ def opened(address: str) -> int:
 
 
 def closed(port: int) -> None:
-    """Close the store, whose end those notice who still wait for others."""
+    """Close the store; ranks that still wait for others notice this."""
     _STORES.pop(port, None)
 
 
 def described(part: dict[str, Any]) -> tuple[int, int]:
-    """The number of rows and of bytes of a partition."""
+    """Return the numbers of rows and of bytes of a partition."""
     return len(next(iter(part.values()))), sizeof(part)
 
 

@@ -119,7 +119,7 @@ def check_settings(timeout: float, rows: str, patience: float) -> None:
 
 @contextmanager
 def met_at(life: Life, rows: str, host: str = "") -> Iterator[Ranks]:
-    """The context of all ranks with the same key-value store; `host` as in `Group`."""
+    """Let all ranks with the same key-value store share the calls inside; `host` as in `Group`."""
     why, ranks = "it failed to start", None
     try:
         life.begin()

@@ -28,7 +28,7 @@ _SHOWN, _LISTED = 40, 4
 
 
 def versions() -> dict[str, list[str]]:
-    """The versions that decide results, of packages and of Python, as parts of a fingerprint."""
+    """Return the versions of packages and Python that decide results, as parts of a fingerprint."""
     found = {name: version(name) for name in _PACKAGES} | {"Python": platform.python_version()}
     return {f"version of {name}": [value, value] for name, value in found.items()}
 
@@ -72,7 +72,7 @@ def fitted_parts(estimator: Any) -> dict[str, list[str]]:
 
 
 def differing(found: Mapping[str, Mapping[str, Sequence[str]]]) -> str:
-    """How the parts at the first place differ from those at others; empty if they do not."""
+    """Say how the parts at the first place differ from those at others; empty if they do not."""
     (here, first), *others = found.items()
     said, absent = [], ("", "absent")
     for there, other in others:

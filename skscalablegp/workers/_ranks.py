@@ -287,7 +287,7 @@ def interrupts_wait(dropped: int = 0) -> Iterator[None]:
 
 
 def _ended(ranks: Ranks, error: BaseException | None, result: Any) -> None:
-    """What has become of the call of rank 0."""
+    """Mark the end of a call of rank 0: its error, or its result, which the others return."""
 
 
 def _place(ranks: Ranks, number: int, make: Callable, args: tuple, *tensors: Tensor) -> None:

@@ -30,7 +30,8 @@ class Columns:
     Attributes
     ----------
     X : ndarray of shape (n, d)
-        All rows; of ranks evenly spaced ones.
+        All rows. Of ranks, evenly spaced ones, or an array with a shape only; `sample` returns
+        the rows themselves.
     weight : ndarray of shape (n,) or float
         How many equal rows each row stands for.
     noise : ndarray of shape (n,)

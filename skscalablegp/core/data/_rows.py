@@ -137,7 +137,7 @@ class RowSource(Columns):
 
     @property
     def work(self) -> Workers:
-        """Who computes of the rows: this process, or ranks with a `RowSource` each."""
+        """Who computes with the rows: this process, or ranks with a `RowSource` each."""
         return Workers(self)
 
     def counted(self, index: np.ndarray, weight: np.ndarray) -> Rows:

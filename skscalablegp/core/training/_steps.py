@@ -63,7 +63,7 @@ class Stepper(ABC):
 
     @property
     def parameters(self) -> list[Tensor]:
-        """The tensors that are kept and restored, where these are all parameters."""
+        """The tensors that snapshots keep; others override `snapshot` and `restore`."""
         raise NotImplementedError
 
     def snapshot(self) -> Any:

@@ -252,7 +252,7 @@ class DeepKernelRegressorBase(MinibatchGPRegressorBase):
         return np.concatenate([rows, X]), np.concatenate([targets, Y]), noise_variance
 
     def _keep_sample(self, source: RowSource, run: FitRun) -> None:
-        """Keep rows for further ones, with which they would be a stream."""
+        """Keep a sample of the rows, with which `partial_fit` fits later ones."""
         some = source.subset(repeated(source.weight, run.random_state)).here()
         self._kept, self._stream = (some.X, some.Y, some.noise), 0
 

@@ -69,7 +69,7 @@ class FeatureMoments:
 def feature_moments(
     blocks: Iterable[Rows], evaluate: Callable[[Tensor], Tensor], noise: float = 1.0
 ) -> FeatureMoments:
-    """One pass over the rows; O(n m^2) time, O(m^2) memory beside a block.
+    """Accumulate the moments of features in one pass; O(n m^2) time, O(m^2) memory beside a block.
 
     Parameters
     ----------
@@ -167,7 +167,7 @@ def _losses(
 def held_out_noise(
     moments: FeatureMoments, rows: Workers, noise_bounds: tuple[float, float]
 ) -> tuple[float, float]:
-    """The noise variance that maximises the likelihood of held-out rows.
+    """Choose the noise variance that maximises the likelihood of held-out rows.
 
     It is estimated from held-out rows because trained features overfit the training rows.
 

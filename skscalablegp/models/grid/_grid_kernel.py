@@ -363,7 +363,7 @@ def along_axes(
 def interpolated(
     terms: list[list[Tensor]], weights: list[Float[Tensor, "m 4"]]
 ) -> list[list[Tensor]]:
-    """Of values (m, 4, s) at the four points around rows, those at the rows, (m, s)."""
+    """Interpolate values (m, 4, s) at the four points around each row; those at the rows (m, s)."""
     return [
         [(w[:, None] @ value)[:, 0] for w, value in zip(weights, values, strict=True)]
         for values in terms

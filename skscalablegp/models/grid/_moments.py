@@ -157,7 +157,7 @@ def missed_sum(moments: NoisyMoments, mean: Float[Tensor, "m t"]) -> Float[Tenso
 
 
 def misfit(moments: NoisyMoments, missed: float, t: int, jitter: float) -> float:
-    """Mean squared residual of the rows from a mean on the grid, beyond the noise.
+    """Compute the mean squared residual of rows from a mean on the grid, beyond the noise.
 
     Parameters
     ----------

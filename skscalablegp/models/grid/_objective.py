@@ -67,7 +67,7 @@ class SummedRows(ABC):
     def at(self, noise: float, device: torch.device, kept: dict[str, NoisyMoments]) -> NoisyMoments:
         """The moments when the white noise `noise` is added to the known noise of every row.
 
-        What does not depend on the noise is sent to the device once, and `kept`.
+        What does not depend on the noise is sent to the device once, and stays in `kept`.
         """
 
     @abstractmethod
@@ -229,7 +229,7 @@ def _component_sums(moments: GridMoments, grid: Grid) -> list[np.ndarray]:
 
 
 def rows_on_grid(grid: Grid, table: Table, device: torch.device = CPU) -> Rows:
-    """The rows of a table, whose inputs are their interpolation weights W (n, m)."""
+    """Return the rows of a table with their interpolation weights W (n, m) as inputs."""
     # The columns of W' are read more often than its rows.
     weights = torch.from_numpy(grid.interpolate(table.X).toarray()).T.contiguous()
     known = torch.from_numpy(table.targets).double(), table.noise, table.counts, table.within

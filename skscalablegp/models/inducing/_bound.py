@@ -294,7 +294,8 @@ def variational_bound(
     K : KernelValues
         At the inducing points and the batch.
     rows : Rows
-        Of their targets, each counts as often as its weight says; the noise is that of `K`.
+        Those of the batch. The targets of a row count as often as its weight says; known noise
+        is that of `K`.
     generator : Generator, optional
         For likelihoods that use random draws.
     eval_gradient : bool, default=True

@@ -135,7 +135,7 @@ class SparseFit:
 
     @classmethod
     def of(cls, tensors: Sequence[Tensor]) -> SparseFit:
-        """That of `SparseStepper._values`."""
+        """Return the fit whose tensors are theta, Z, those of the belief, and the weights."""
         theta, Z, *rest = tensors
         return cls(theta, Z, list(rest[4:]), WhitenedBelief(*rest[:4]))
 

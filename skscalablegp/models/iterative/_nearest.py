@@ -21,7 +21,7 @@ _ROWS = 512
 def with_factors(
     operator: KernelOperator, near: Sequence[Tensor], work: Callable[[int, Tensor], Tensor]
 ) -> list[Tensor]:
-    """``work(i, L)`` for all i, with the Cholesky factor L of H of the rows ``near[i]``.
+    """Compute ``work(i, L)`` for all i, with the Cholesky factor L of H at the rows ``near[i]``.
 
     O(k^3) for k rows.
     """
@@ -37,7 +37,7 @@ def with_factors(
 def coefficients(
     operator: KernelOperator, K: Float[Tensor, "m n"], near: Int[Tensor, "m k"]
 ) -> Float[Tensor, "m k"]:
-    """H_NN^-1 k_N: the weights by which the rows N in `near` predict those of K."""
+    """Compute H_NN^-1 k_N: the weights by which the rows N in `near` predict those of K."""
     cross = K.gather(1, near).double()
 
     def one(i: int, L: Tensor) -> Tensor:

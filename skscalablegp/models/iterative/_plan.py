@@ -259,9 +259,10 @@ def plan_both(
     auto: bool,
     spectral: bool,
 ) -> tuple[bool, Subsets | None, dict[str, Any]]:
-    """Whether training steps factorise, the first subsets, and the fields that follow from both.
+    """Plan what both gradients share.
 
-    `factorises` is None if that depends on the rows; `auto` is whether the solver is.
+    Returns whether training steps factorise, the first subsets, and the fields that follow from
+    both. `factorises` is None if that depends on the rows; `auto` is whether the solver is.
     """
     dtype = str(resolve_dtype(params.dtype, n, threshold=FLOAT64_ROWS)).removeprefix("torch.")
     why = f"up to {FLOAT64_ROWS:,} rows double precision costs little"

@@ -266,8 +266,8 @@ def _fill(
 ) -> None:
     """Write the answers for all rows, block by block, and whether they are resolved.
 
-    What is kept is allocated before: between large matrices it would keep their memory apart. Rows
-    that single precision does not resolve are answered again in double precision.
+    The answers are allocated before the blocks: between large matrices they would fragment the
+    memory. Rows that single precision does not resolve are answered again in double precision.
     """
     begin, step = starts(len(X), near.shape[1], X.device)
 

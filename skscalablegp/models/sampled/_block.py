@@ -46,7 +46,7 @@ class BlockStepper(QSGPStepper):
     (2013), Stochastic dual coordinate ascent methods for regularized loss minimization, with random
     blocks of rows and exact solves of these.
 
-    Parameters are those of `QSGPStepper`, and
+    The parameters are those of `QSGPStepper`, and these:
 
     Parameters
     ----------

@@ -85,7 +85,7 @@ class SampledBatch:
     square : Tensor of shape (b, 1)
         Variance of f from the other columns of C.
     n : float
-        Number of rows of the table, before they stand for several rows each.
+        Number of rows that the batch represents; one that stands for several counts once.
     crosses : bool, default=False
         Whether the gradient of a draw uses the other draw's estimate of f for every likelihood, as
         it does with a correction by regression.

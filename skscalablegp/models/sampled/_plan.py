@@ -370,7 +370,7 @@ def plan_relevance(params: Any, kernel: Any, n: int) -> RelevancePlan:
 def functions_drawn(
     params: Any, m: int, reason: str, default: int | None = None, most: int | None = None
 ) -> Choice:
-    """Number of functions in a draw from m, by default a tenth of them, but at least 1,024."""
+    """Choose the number of functions in a draw: by default a tenth of m, but at least 1,024."""
     usual = min(max(min(m, 1024), m // 10), most or m)
     return _capped(params.component_batch_size, default or usual, m, reason)
 
