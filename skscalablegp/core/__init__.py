@@ -27,7 +27,7 @@ from ._exact_process import ExactProcess
 from ._fast_columns import StartRows, fast_column, rows_to_look_at
 from ._first_layer import first_layer_factors, first_layer_rows
 from ._fitted import FittedProcess, LeftOut, fitted_process
-from ._given import Given, GivenRows, GivenShards, ShardedSource, own_rows
+from ._given import Given, GivenRows, ShardedSource, own_rows
 from ._layout import Start
 from ._leave_one_out import left_out
 from ._minibatch import (

@@ -238,8 +238,8 @@ class GivenRows(Given):
 
     def in_units(self, y_mean, y_std) -> Table:
         mean, std = (np.reshape(moment, self.y.shape[1:]) for moment in (y_mean, y_std))
-        noise = np.broadcast_to(self.alpha, len(self)) / self.model._own_unit(std)
-        noise = noise + known_noise(self.noise_variance, len(self), std)
+        known = known_noise(self.noise_variance, len(self), std)
+        noise = known + self._alpha_in(std)
         Y, within = (self.y - mean) / std, (self.merging.within / np.square(y_std)).sum(1)
         return Table(self.X, Y, mean, std, noise, counts=self.weight, within=within)
 
@@ -256,9 +256,12 @@ class GivenRows(Given):
         known = self.model._known_noise(
             self.noise_variance, len(self), scaling, likelihood, reset=reset
         )
-        if not hasattr(self.model, "alpha"):
-            return known
-        return self.alpha / self.model._own_unit(scaling.y_scale) + known
+        return known + self._alpha_in(scaling.y_scale)
+
+    def _alpha_in(self, y_std: np.ndarray) -> np.ndarray | float:
+        """alpha in units of targets with these scales."""
+        unit = self.model._own_unit(y_std) if hasattr(self.model, "alpha") else 1.0
+        return self.alpha / unit
 
 
 @dataclass(frozen=True, eq=False)

@@ -68,7 +68,12 @@ class Life:
             self._say(-1, why or "its context has ended")
             if self._notice and self.rank == 0:
                 # The others read which rank has failed: the store may end with this process.
-                self._pause.wait(_SILENT)
+                silent, until = self._silent(_SILENT), now() + _SILENT
+                others = [f"life/{rank}" for rank in range(1, self.size) if rank not in silent]
+                while now() < until and any(
+                    value.endswith(b"|") for value in self.store.multi_get(others)
+                ):
+                    self._pause.wait(_BEAT / 10)
             elif not why and not self._notice:
                 self.gather("end", "")
         except RuntimeError:

@@ -265,7 +265,8 @@ def trapezoid(p: np.ndarray, z: np.ndarray) -> tuple[np.ndarray, float]:
 def tails_of(model: Any) -> bool:
     """Whether a meta-estimator has fitted tails to the errors."""
     scaled = getattr(fitted_process(model).posterior, "_scaled", None)
-    return scaled is not None and scaled.tails.name != "normal"
+    tails = getattr(scaled, "tails", None)
+    return tails is not None and tails.name != "normal"
 
 
 def wide(values: np.ndarray) -> np.ndarray:
