@@ -38,11 +38,12 @@ def environment(rank, size, port):
     return {name: str(value) for name, value in numbers.items()} | loopback
 
 
-def launch(size, work, *args, seconds=SECONDS):
+def launch(size, work, *args, seconds=SECONDS, stopped=()):
     """Call ``work(*args)`` in several processes; returns (exit code, answer) of each rank.
 
     `work` is a function of a test's module, which the ranks import. The answer is what `work`
-    returns, or the text of its error, for which the code is 3.
+    returns, or the text of its error, for which the code is 3. Ranks that are `stopped` give no
+    answer, and are killed when the others have given theirs.
     """
     context, port = multiprocessing.get_context("forkserver"), free_port()
     context.set_forkserver_preload(["ready"])
@@ -56,7 +57,12 @@ def launch(size, work, *args, seconds=SECONDS):
             process.start()
     for _, there in ends:
         there.close()
-    answers = [_answer(here, seconds) for here, _ in ends]
+    answers = [
+        "stopped" if rank in stopped else _answer(here, seconds)
+        for rank, (here, _) in enumerate(ends)
+    ]
+    for rank in stopped:
+        ranks[rank].kill()
     for process in ranks:
         process.join(seconds)
         if process.exitcode is None:

@@ -68,6 +68,7 @@ def labelled(name, n_classes):
     return np.concatenate(found)
 
 
+@pytest.mark.seldom("3-steps-3", "3-full batches-3")
 @pytest.mark.parametrize(
     "size, name, n_classes",
     [
@@ -112,6 +113,7 @@ def relevant(rounds, limits):
     return np.concatenate([model.kernel_.theta, model.relevance_, *predicted])
 
 
+@pytest.mark.seldom("2-False-False")
 @pytest.mark.exact_input
 @pytest.mark.slow
 @pytest.mark.parametrize(
@@ -138,6 +140,16 @@ def with_few_rows(name, kind):
     return np.concatenate([model.kernel_.theta, *predicted])
 
 
+@pytest.mark.seldom(
+    "robust sampled functions-few",
+    "all robust functions-none",
+    "deep-none",
+    "minimax-few",
+    "sampled functions-all but the first",
+    "grid-none",
+    "points-none",
+    "features-all but the first",
+)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "name, kind",

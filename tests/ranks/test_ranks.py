@@ -423,7 +423,7 @@ def test_all_others_notice_the_end_of_rank_0():
 
 @pytest.mark.slow
 def test_rank_that_is_silent_is_named_after_the_timeout():
-    answers = launch(3, ask_in_seconds, task_of_the_silent, 5, seconds=40)
+    answers = launch(3, ask_in_seconds, task_of_the_silent, 5, seconds=60, stopped=[1])
     assert codes(answers) == [0, -signal.SIGKILL, 0], answers
     for _, (text, spent) in answers[::2]:
         assert text == "no sign of life of rank 1 for 5 s" and spent < 30
