@@ -360,7 +360,7 @@ class ShardedSource(RowSource):
     """The rows of one fit, of which each rank has some; equal ones are not merged.
 
     `X` and `Y` are those of `GivenShards`; `noise` has a shape only. Rows are fetched by number,
-    and `held` makes an object at each rank, which computes with its own rows.
+    and `work` puts objects at the ranks, each of which computes with its own rows.
 
     Attributes
     ----------
@@ -393,9 +393,6 @@ class ShardedSource(RowSource):
     def converted(self, dtype: torch.dtype, device: torch.device | None = None) -> ShardedSource:
         device = self.device if device is None else device
         return replace(self, dtype=dtype, device=device, stays=False)
-
-    def held(self, make, *args, tensors=()) -> RankWorkers:
-        return self.work.put(make, *args, tensors=tensors)
 
     def here(self) -> RowSource:
         noise = np.concatenate(self.work.call(_own_noise)) if self.noisy else 0.0

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 import torch
@@ -130,10 +129,6 @@ class RowSource(Columns):
     def here(self) -> RowSource:
         """The rows in this process."""
         return self
-
-    def held(self, make: Callable[..., Any], *args: Any, tensors: Sequence[Tensor] = ()) -> Workers:
-        """``make(source, *args, *tensors)``, which answers for the rows."""
-        return Workers(make(self, *args, *tensors))
 
     @property
     def work(self) -> Workers:

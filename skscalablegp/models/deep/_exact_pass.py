@@ -119,7 +119,7 @@ class ExactPass:
 
     @cached_property
     def _work(self) -> Workers:
-        return self.rows.held(DeepRows, self.features)
+        return self.rows.work.put(DeepRows, self.features)
 
     def moments(self, tensors: list[Tensor], noise: float) -> FeatureMoments:
         """The exact moments at a noise variance, scaled to n rows."""
@@ -184,7 +184,9 @@ class ExactPass:
         `moments` are those at the noise of the search. With known noise they are needed only if the
         bounds leave no choice.
         """
-        rows = held_out.held(_held_out_rows, self.features, tensors=[t.detach() for t in tensors])
+        rows = held_out.work.put(
+            _held_out_rows, self.features, tensors=[t.detach() for t in tensors]
+        )
         if not held_out.noisy:
             return *held_out_noise(moments, rows, search.bounds), moments
         noise, some = search.noise, self._some()

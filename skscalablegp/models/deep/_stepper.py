@@ -220,7 +220,7 @@ class WeightSpaceStepper(Stepper):
 
     @cached_property
     def _work(self) -> Workers:
-        return self.rows.source.held(DeepRows, self.features)
+        return self.rows.source.work.put(DeepRows, self.features)
 
     def _project(self) -> None:
         """Move the noise and the kernel's hyperparameters back into their bounds."""
@@ -292,7 +292,7 @@ class WeightSpaceStepper(Stepper):
 
     def unexplained(self) -> float:
         """Share of the held-out targets' variance that the current weights do not explain."""
-        work = self.rows.held_out.held(DeepRows, self.features)
+        work = self.rows.held_out.work.put(DeepRows, self.features)
         sent = [tensor.detach() for tensor in (self.weights, *self.tensors)]
         numbers, of_Y, of_squares = work.sum(_unexplained, tensors=sent)
         error, n = numbers.tolist()

@@ -73,7 +73,11 @@ class SparseModel:
 
     def seen(self, weights: list[Tensor], source: RowSource) -> Workers:
         """The rows as the kernel sees them, in blocks."""
-        return source.work if self.network is None else source.held(SeenRows, self, tensors=weights)
+        return (
+            source.work
+            if self.network is None
+            else source.work.put(SeenRows, self, tensors=weights)
+        )
 
     def values(self, theta: Tensor, Z: Tensor, X: Tensor, extra: Tensor) -> KernelValues:
         """The kernel at inducing points and rows, differentiable in all arguments."""
@@ -207,7 +211,7 @@ class SparseStepper(Stepper):
         )
         self._adam = self._optimizer()
         self._batches = self.source.batches(plan.batch_size, generator)
-        self._work = self.source.held(SparseRows, model, generator)
+        self._work = self.source.work.put(SparseRows, model, generator)
         self._scored = self.source.counted(*drawn_rows(self.source, _SCORE_ROWS, generator))
 
     def _optimizer(self) -> TensorAdam | None:

@@ -370,7 +370,7 @@ def train_by_full_batches(
     run, past = fit.run, fit.past if fit.n_seen > 0 else None
     batch, model, n_iter, reason = None, None, 0, End.CONVERGED
     with run.stage("basis", optional=True), watched(run.budget.check):
-        rows = fit.source.held(BatchRows.of, functions, noise)
+        rows = fit.source.work.put(BatchRows.of, functions, noise)
         batch = full_batch(functions, noise, rows, fit.source, past)
     if batch is None:
         return Trained(None, run.budget.ended, 0)

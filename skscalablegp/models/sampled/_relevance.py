@@ -144,7 +144,7 @@ class Dictionary:
         source = source.here() if len(source) <= MOMENT_ROWS else source
         if isinstance(source, ShardedSource):
             given = [self.points, self.amplitude]
-            *sums, numbers = source.held(_same).sum(_moments_of, self.kernel, tensors=given)
+            *sums, numbers = source.work.sum(_moments_of, self.kernel, tensors=given)
             return Moments.of_sums(*sums, *numbers.tolist(), self.unit)
 
         def blocks() -> Iterator[tuple[Tensor, Tensor, Tensor]]:
@@ -164,13 +164,9 @@ class Dictionary:
 # ---------------------------------------------------------------- of the rows at hand
 
 
-def _same(source: RowSource) -> RowSource:
-    return source
-
-
 def _mean_square(source: RowSource) -> float:
     """The mean square of the targets, or 1 where all are zero."""
-    total, count = source.held(_same).sum(_squares_of)[0].tolist()
+    total, count = source.work.sum(_squares_of)[0].tolist()
     return total / count or 1.0
 
 

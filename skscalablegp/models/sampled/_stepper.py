@@ -315,7 +315,7 @@ class QSGPStepper(SampledStepper):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._work = self.sampler.source.held(StepRows, self.basis, self.support)
+        self._work = self.sampler.source.work.put(StepRows, self.basis, self.support)
         self.refresh()
 
     def _step(self, rows: np.ndarray) -> None:

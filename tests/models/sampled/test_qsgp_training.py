@@ -410,7 +410,7 @@ def recording(noise, blocks, size, dense=3, **settings):
     run.flattening, run.optimizer = Flattening.none(run.flattening.gram), Recorder()
     if not noise.likelihood.additive:
         source = replace(source, Y=(source.Y > 0).astype(float))
-        run._work = source.held(StepRows, functions, run.support)
+        run._work = source.work.put(StepRows, functions, run.support)
     return run, source, functions
 
 
