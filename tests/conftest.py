@@ -137,7 +137,7 @@ def set_workers(monkeypatch):
     def set_to(count, cores=None):
         monkeypatch.setattr(joblib, "cpu_count", cores or (lambda: count))
         # A thread of the last pool that is about to begin would put back the last number.
-        pool._pool().shutdown()
+        pool._pool(pool.n_workers()).shutdown()
         pool._forget()
         torch.set_num_threads(count)
         return count

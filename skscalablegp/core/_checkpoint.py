@@ -24,7 +24,7 @@ _LEFT_OUT_INSIDE = _LEFT_OUT | {"max_seconds", "memory_budget"}
 _PARTS = ("fit", "seed", "records")
 
 
-def parts_of(call: Call, inside: bool = False) -> dict[str, list[str]]:
+def parts_of(call: Call, inside: bool = False) -> dict[str, str]:
     """A hash and a short text for everything that decides what a fit computes.
 
     `inside` is whether the fit is part of another one.
@@ -34,9 +34,9 @@ def parts_of(call: Call, inside: bool = False) -> dict[str, list[str]]:
     return found | (fitted_parts(call.estimator) if settings.get("warm_start") else {})
 
 
-def digest_of(parts: dict[str, list[str]]) -> str:
+def digest_of(parts: dict[str, str]) -> str:
     """One hash for all parts."""
-    text = "\n".join(f"{name} {digest}" for name, (digest, _) in sorted(parts.items()))
+    text = "\n".join(f"{name} {value}" for name, value in sorted(parts.items()))
     return blake2b(text.encode(), digest_size=8).hexdigest()
 
 
@@ -83,7 +83,7 @@ class Checkpoint:
         parts = parts_of(call)
         # A file of other versions or another device belongs to this fit, and is refused.
         fit = f"{type(call.estimator).__name__}-{digest_of(parts)}"
-        self._parts = parts | versions() | {"device": [str(device), str(device)]}
+        self._parts = parts | versions() | {"device": str(device)}
         self._warn, self.resumed = warn, 0.0
         self.path = Path(folder) / f"{fit}.safetensors"
         found: dict[str, Any] = {}

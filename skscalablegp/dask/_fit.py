@@ -5,15 +5,17 @@ from __future__ import annotations
 import math
 import warnings
 from collections import Counter
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from distributed import CancelledError, Client, Future, MultiLock, wait
+from distributed.comm import get_address_host
 from sklearn.base import clone
 
 from .._clock import now
 from ..core import GPModel
-from ..workers import RankError, check_settings, versions
+from ..workers import RankError, check_settings, differing, versions
 from ._partitions import partitions, split
 from ._session import Session, closed, described, fitted_at, opened
 
@@ -100,11 +102,13 @@ def fit(
     collections, settings = split(fit_params)
     parts = client.compute(partitions({"X": X, "y": y, **collections}))
     held = _held(client, parts)
-    with MultiLock(sorted(held), client=client):
-        first, *_ = held
-        session = Session(tuple(held), _opened(client, first), versions(), timeout, patience, rows)
-        table = parts if rows == "replicated" else []
-        model, said = _run(client, session, held, table, clone(estimator), settings)
+    workers, names = [*held], [f"rank {k} on the worker {on}" for k, on in enumerate(held)]
+    if rows == "replicated":
+        # Dask sends all partitions to the worker of rank 0.
+        held = dict.fromkeys(workers, list[Future]()) | {workers[0]: parts}
+    with MultiLock(sorted(workers), client=client), _meeting(client, workers) as address:
+        session = Session(names, *address, timeout, patience, rows)
+        model, said = _run(client, session, held, clone(estimator), settings)
     for warning in said:
         warnings.warn(warning, stacklevel=2)
     return model
@@ -121,13 +125,8 @@ def check_client(client: Any) -> None:
 
 def _held(client: Client, parts: list[Future]) -> dict[str, list[Future]]:
     """The computed partitions that have rows, by worker, that of rank 0 first."""
-    asked = client.map(described, parts, pure=False)
     try:
-        wait(asked)
-        for future in asked:
-            if future.status == "error":
-                future.result()
-        sizes = client.gather(asked)
+        sizes = client.gather(client.map(described, parts, pure=False))
     except CancelledError as error:
         raise RankError(
             "a worker has ended before the fit, and the data that only this worker held are lost"
@@ -148,72 +147,61 @@ def _held(client: Client, parts: list[Future]) -> dict[str, list[Future]]:
     return dict(sorted(held.items(), key=lambda item: (-size[item[0]], item[0])))
 
 
-def _opened(client: Client, worker: str) -> int:
-    """The port of a key-value store that a worker keeps."""
+@contextmanager
+def _meeting(client: Client, workers: list[str]) -> Iterator[tuple[str, int]]:
+    """Where the first worker keeps a key-value store, if all of them can have ranks."""
     try:
-        return int(client.run(opened, worker, workers=[worker])[worker])
+        found = client.run(opened, workers[0], workers=workers)
     except (OSError, KeyError, ValueError) as error:
-        raise RankError(f"the worker {worker} has ended, or does not respond") from error
-
-
-def _run(
-    client: Client, session: Session, held: dict, table: list, estimator: Any, settings: dict
-) -> Any:
-    """Start all ranks, and return the model and the warnings of rank 0.
-
-    Dask sends the partitions of `table` to the worker of rank 0; if there are none, each rank has
-    its own.
-    """
-    futures = []
-    for rank, (worker, own) in enumerate(held.items()):
-        parts = own if not table else [] if rank else table
-        task = (session, rank, parts, estimator, settings)
-        futures.append(client.submit(fitted_at, *task, workers=[worker], pure=False, retries=0))
-    seconds = 2 * session.timeout
+        raise RankError(
+            f"one of the workers {', '.join(workers)} has ended, or does not respond"
+        ) from error
+    port = max(port for port, _, _ in found.values())
     try:
-        _watch(client, session, futures)
-        return futures[0].result()
-    except BaseException as error:
-        seconds *= not isinstance(error, KeyboardInterrupt)
-        raise
+        parts = {f"at {worker}": parts for worker, (_, _, parts) in found.items()}
+        if said := differing({"here": versions()} | parts):
+            raise RankError(f"{said}: install the same versions on all machines.")
+        if len({process for _, process, _ in found.values()}) < len(found):
+            raise ValueError(
+                f"Some of the workers {', '.join(workers)} share a process, but every rank needs "
+                "its own: use LocalCluster(processes=True), or one worker."
+            )
+        yield get_address_host(workers[0]), port
     finally:
-        # Ranks notice the end of the store; those that have not begun are withdrawn. A call of a
-        # worker that has ended would wait for it for half a minute.
-        if 0 not in _gone(client, session):
-            first = session.workers[:1]
-            client.run(closed, session.port, workers=list(first), on_error="ignore")
-        pending = [f for f in futures if f.status == "pending"]
-        if pending:
-            client.cancel(_settled(pending, seconds), force=True)
+        # Ranks notice its end. A call of a worker that has ended would wait for half a minute.
+        if workers[0] in client.nthreads():
+            client.run(closed, port, workers=workers[:1], on_error="ignore")
 
 
-def _watch(client: Client, session: Session, futures: list[Future]) -> None:
+def _run(client: Client, session: Session, held: dict, estimator: Any, settings: dict) -> Any:
+    """Start all ranks, and return the model and the warnings of rank 0."""
+    futures = [
+        client.submit(fitted_at, session, rank, own, estimator, settings, workers=[on], pure=False)
+        for rank, (on, own) in enumerate(held.items())
+    ]
+    try:
+        _watch(client, dict(zip(held, futures, strict=True)), session.names)
+        return futures[0].result()
+    finally:
+        # Those that have not begun are withdrawn.
+        client.cancel([future for future in futures if not future.done()], force=True)
+
+
+def _watch(client: Client, ranks: dict[str, Future], names: list[str]) -> None:
     """Wait for all ranks, and raise the error that explains the others if one fails."""
-    pending, failed, until = futures, [], math.inf
-    while pending and now() < until:
-        pending = _settled(pending, _LOOK)
-        failed = [f for f in futures if f.status in ("error", "lost", "cancelled")]
-        gone = _gone(client, session) if pending or failed else []
-        if gone:
-            raise RankError(f"{session.named(gone[0])} has ended during the fit")
-        if failed:
+    futures, until = [*ranks.values()], math.inf
+    while now() < until and (pending := [future for future in futures if not future.done()]):
+        with suppress(TimeoutError, CancelledError):
+            wait(pending, timeout=_LOOK, return_when="FIRST_COMPLETED")
+        alive = client.nthreads()
+        for name, (worker, future) in zip(names, ranks.items(), strict=True):
+            if worker not in alive and future.status != "finished":
+                raise RankError(f"{name} has ended during the fit")
+        if any(future.status not in ("pending", "finished") for future in futures):
             # The other ranks fail soon after the rank that caused the failure, whose end the
             # scheduler may notice later than they do.
             until = min(until, now() + _GRACE)
-    if failed:
-        errors = [f.exception() for f in futures if f.status == "error"]
-        own = [error for error in errors if not isinstance(error, RankError)]
-        raise (own or errors or [RankError("a task of the fit was cancelled")])[0]
-
-
-def _gone(client: Client, session: Session) -> list[int]:
-    """Ranks whose workers the scheduler has lost."""
-    alive = client.nthreads()
-    return [rank for rank, worker in enumerate(session.workers) if worker not in alive]
-
-
-def _settled(futures: list[Future], seconds: float) -> list[Future]:
-    """Wait until one is done, for so many seconds; returns those that are not."""
-    with suppress(TimeoutError, CancelledError):
-        wait(futures, timeout=seconds, return_when="FIRST_COMPLETED")
-    return [f for f in futures if f.status == "pending"]
+    errors = [future.exception() for future in futures if future.status == "error"]
+    own = [error for error in errors if not isinstance(error, RankError)]
+    if errors:
+        raise (own or errors)[0]

@@ -54,8 +54,7 @@ def _blocks(name: str, value: Any, first: Any) -> list[Delayed]:
     # Unknown lengths are not equal.
     if isinstance(first, da.Array) and value.shape[0] == first.shape[0]:
         chunks[0] = first.chunks[0]
-    value = value.rechunk(chunks)
-    return list(value.to_delayed().ravel())
+    return list(value.rechunk(chunks).to_delayed().ravel())
 
 
 def _together(number: int, names: list[str], *parts: Any) -> dict[str, Any]:

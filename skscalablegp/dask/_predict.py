@@ -81,8 +81,7 @@ def predict(client: Client, model: Any, X: Any, *, method: str = "predict", **op
     example = {"X": like} | {name: np.ones(len(like)) for name in rows}
     empty = [one[:0] for one in _predicted(model, method, example, settings, [])]
     there = client.scatter(model, hash=False)
-    run = delayed(_predicted, pure=False)
-    results = [run(there, method, part, settings, empty) for part in parts]
+    results = [delayed(_predicted, pure=False)(there, method, p, settings, empty) for p in parts]
     made = tuple(_collected([r[k] for r in results], X, one) for k, one in enumerate(empty))
     return made if len(made) > 1 else made[0]
 
@@ -104,12 +103,8 @@ def _as_rows(values: Any, X: Any, method: str, model: Any) -> Any:
         return values
     if values.ndim == 1:
         return type(X.index.to_series())(values, index=X.index)
-    names: Any = range(values.shape[-1])
-    if method == "predict_interval":
-        names = INTERVAL
-    elif method == "predict_proba":
-        names = model.classes_
-    return as_data_frame(values, X, names)
+    known = {"predict_interval": INTERVAL, "predict_proba": getattr(model, "classes_", ())}
+    return as_data_frame(values, X, known.get(method, range(values.shape[-1])))
 
 
 def _collected(parts: list, X: Any, empty: Any) -> Any:
@@ -119,8 +114,6 @@ def _collected(parts: list, X: Any, empty: Any) -> Any:
 
         return dd.from_delayed(parts, meta=empty, divisions=X.divisions, verify_meta=False)
     name, rest = f"predicted-{uuid4().hex}", empty.shape[1:]
-    blocks: dict[Any, Any] = {
-        (name, k, *(0 for _ in rest)): part.key for k, part in enumerate(parts)
-    }
+    blocks: Any = {(name, k, *[0] * len(rest)): part.key for k, part in enumerate(parts)}
     graph = HighLevelGraph.from_collections(name, blocks, dependencies=parts)
     return da.Array(graph, name, (X.chunks[0], *((size,) for size in rest)), meta=empty)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import socket
 import warnings
@@ -16,7 +15,7 @@ from distributed.comm import get_address_host
 from torch.distributed import TCPStore
 
 from .._validation import check_memory
-from ..workers import Life, RankError, Ranks, differing, met_at, threads, versions
+from ..workers import Life, RankError, met_at, threads, versions
 
 # In a worker: the key-value stores that it keeps for the ranks of fits, by port.
 _STORES: dict[int, TCPStore] = {}
@@ -27,38 +26,35 @@ class Session(NamedTuple):
 
     Attributes
     ----------
-    workers : tuple of str
-        The addresses of the workers, by rank.
-    port : int
+    names : list of str
+        What messages call the ranks.
+    host, port : str and int
         Of torch's key-value store, which the worker of rank 0 keeps.
-    versions : dict of str to list
-        Those of the client.
     timeout, patience : float
         Seconds, as in `distribute`.
     rows : {"replicated", "own"}
         As in `distribute`.
     """
 
-    workers: tuple[str, ...]
+    names: list[str]
+    host: str
     port: int
-    versions: dict[str, list[str]]
     timeout: float
     patience: float
     rows: str
-
-    def named(self, rank: int) -> str:
-        """A rank in messages."""
-        return f"rank {rank} on the worker {self.workers[rank]}"
 
 
 # ---------------------------------------------------------------- called on workers by the client
 
 
-def opened(address: str) -> int:
-    """Open the store of a session on this worker, and return its port."""
-    store = TCPStore(get_address_host(address), 0, None, True, wait_for_workers=False)
-    _STORES[store.port] = store
-    return int(store.port)
+def opened(first: str, dask_worker: Any) -> tuple[int, str, dict[str, str]]:
+    """Open the store of a session if this is the first worker: its port, process and versions."""
+    port = 0
+    if dask_worker.address == first:
+        store = TCPStore(get_address_host(first), 0, None, True, wait_for_workers=False)
+        port = int(store.port)
+        _STORES[port] = store
+    return port, f"{socket.gethostname()} {os.getpid()}", versions()
 
 
 def closed(port: int) -> None:
@@ -79,45 +75,29 @@ def fitted_at(session: Session, rank: int, parts: list, estimator: Any, settings
 
     Rank 0 returns the model, and the warnings of the fit, which the caller repeats.
     """
-    worker, models = get_worker(), []
+    worker = get_worker()
 
     def fit() -> None:
-        models.append(estimator.fit(**_below(parts), **settings))
+        estimator.fit(**_below(parts), **settings)
 
     with (
         threads(worker.state.nthreads),
         met_at(_life(session, rank), session.rows, get_address_host(worker.address)) as ranks,
         warnings.catch_warnings(record=True) as said,
     ):
-        _check_workers(session, ranks)
         warnings.simplefilter("always")
         fit() if session.rows == "own" else ranks.lead(fit)
         # All ranks with rows have the same model.
-        return (None, []) if rank else (models[0], [warning.message for warning in said])
+        return (None, []) if rank else (estimator, [warning.message for warning in said])
 
 
 def _life(session: Session, rank: int) -> Life:
-    names = [session.named(number) for number in range(len(session.workers))]
-    host, limit = get_address_host(session.workers[0]), timedelta(seconds=session.timeout)
+    names, host, port, timeout, patience, _ = session
     try:
-        store = TCPStore(host, session.port, None, False, limit)
+        store = TCPStore(host, port, None, False, timedelta(seconds=timeout))
     except RuntimeError as error:
         raise RankError(f"{names[0]} cannot be reached at {host}") from error
-    return Life(store, rank, names, session.timeout, session.patience)
-
-
-def _check_workers(session: Session, ranks: Ranks) -> None:
-    """Raise unless all workers have the client's versions, in processes of their own."""
-    own = json.dumps([f"{socket.gethostname()} {os.getpid()}", versions()])
-    found = [json.loads(text) for text in ranks.exchange("worker", own)]
-    places = {f"at {worker}": its for worker, (_, its) in zip(session.workers, found, strict=True)}
-    if said := differing({"here": session.versions} | places):
-        raise RankError(f"{said}: install the same versions on all machines.")
-    if len({process for process, _ in found}) < len(found):
-        raise ValueError(
-            f"Some of the workers {', '.join(session.workers)} share a process, but every rank "
-            "needs its own: use LocalCluster(processes=True), or one worker."
-        )
+    return Life(store, rank, names, timeout, patience)
 
 
 def _below(parts: list[dict[str, Any]]) -> dict[str, Any]:

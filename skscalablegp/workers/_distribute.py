@@ -96,7 +96,8 @@ def distribute(
     >>> dist.destroy_process_group()
     """
     check_settings(timeout, rows, patience)
-    started = _initialise()
+    if started := not dist.is_initialized():
+        _initialise()
     try:
         names = [f"rank {rank}" for rank in range(dist.get_world_size())]
         with met_at(Life(_store(), dist.get_rank(), names, timeout, patience), rows) as ranks:
@@ -120,13 +121,12 @@ def check_settings(timeout: float, rows: str, patience: float) -> None:
 @contextmanager
 def met_at(life: Life, rows: str, host: str = "") -> Iterator[Ranks]:
     """Let all ranks with the same key-value store share the calls inside; `host` as in `Group`."""
-    why, ranks = "it failed to start", None
+    why, ranks = "", None
     try:
         life.begin()
         ranks = Ranks(life, rows, host)
         with called(ranks.call):
             yield ranks
-        why = ""
     except BaseException as error:
         why = f"it has ended with {type(error).__name__}"
         raise
@@ -151,10 +151,8 @@ def _store() -> Any:
     return PrefixStore(f"skscalablegp/{number}", shared)
 
 
-def _initialise() -> bool:
-    """Initialise torch's process group, unless there is one; returns whether that was needed."""
-    if dist.is_initialized():
-        return False
+def _initialise() -> None:
+    """Initialise torch's process group from the variables of a launcher."""
     try:
         dist.init_process_group("gloo")
     except ValueError as error:
@@ -163,4 +161,3 @@ def _initialise() -> bool:
             "program on all machines by torchrun, for example torchrun --nproc-per-node 2 fit.py, "
             "or call torch.distributed.init_process_group first."
         ) from error
-    return True

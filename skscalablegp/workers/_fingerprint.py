@@ -6,7 +6,8 @@ import inspect
 import json
 import platform
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from contextlib import suppress
 from importlib.metadata import version
 from typing import Any
 
@@ -27,14 +28,14 @@ _SMALL = 2**20
 _SHOWN, _LISTED = 40, 4
 
 
-def versions() -> dict[str, list[str]]:
+def versions() -> dict[str, str]:
     """Return the versions of packages and Python that decide results, as parts of a fingerprint."""
     found = {name: version(name) for name in _PACKAGES} | {"Python": platform.python_version()}
-    return {f"version of {name}": [value, value] for name, value in found.items()}
+    return {f"version of {name}": value for name, value in found.items()}
 
 
 def fingerprint(call: Call, own: bool = False) -> str:
-    """What a call is about, as JSON: a hash and a short text for each part of it.
+    """What a call is about, as JSON: a short text for each part of it.
 
     With `own`, each rank has other rows, of which only the names of columns and the number of
     dimensions are compared.
@@ -43,7 +44,7 @@ def fingerprint(call: Call, own: bool = False) -> str:
     return json.dumps(found)
 
 
-def call_parts(call: Call, left_out: set[str], own: bool = False) -> dict[str, list[str]]:
+def call_parts(call: Call, left_out: set[str], own: bool = False) -> dict[str, str]:
     """The method, the parameters but some, and the arguments, as parts of a fingerprint."""
     method, estimator, args, kwargs = call
     found = {"call": _described(f"{type(estimator).__name__}.{method.__name__}")}
@@ -60,7 +61,7 @@ def call_parts(call: Call, left_out: set[str], own: bool = False) -> dict[str, l
     return found
 
 
-def fitted_parts(estimator: Any) -> dict[str, list[str]]:
+def fitted_parts(estimator: Any) -> dict[str, str]:
     """The fitted attributes but those of the table, as parts of a fingerprint."""
     return {
         f"fitted attribute {name}": _described(value)
@@ -71,48 +72,48 @@ def fitted_parts(estimator: Any) -> dict[str, list[str]]:
     }
 
 
-def differing(found: Mapping[str, Mapping[str, Sequence[str]]]) -> str:
+def differing(found: Mapping[str, Mapping[str, str]]) -> str:
     """Say how the parts at the first place differ from those at others; empty if they do not."""
     (here, first), *others = found.items()
-    said, absent = [], ("", "absent")
-    for there, other in others:
-        for name in {**first, **other}:
-            (a, shown), (b, seen) = first.get(name, absent), other.get(name, absent)
-            if a != b:
-                said.append(f"{name} is {shown} {here} and {seen} {there}")
+    said = [
+        f"{name} is {first.get(name, 'absent')} {here} and {other.get(name, 'absent')} {there}"
+        for there, other in others
+        for name in {**first, **other}
+        if first.get(name) != other.get(name)
+    ]
     more = f", and {len(said) - _LISTED} more" if len(said) > _LISTED else ""
     return "; ".join(said[:_LISTED]) + more
 
 
 def check_same(found: list[str]) -> None:
     """Raise an error that names what differs between rank 0 and another one, and which rank."""
-    said = differing({f"at rank {rank}": json.loads(text) for rank, text in enumerate(found)})
-    if said:
+    if said := differing({f"at rank {k}": json.loads(text) for k, text in enumerate(found)}):
         raise RankError(
             f"the ranks do not make the same call: {said}. Inside distribute() every rank needs "
             "the same data, parameters and versions."
         )
 
 
-def _described(value: Any) -> list[str]:
-    """A hash of a value, and the value in a few characters."""
+def _described(value: Any) -> str:
+    """A value in a few characters, with a hash where they are not all of it."""
     if isinstance(value, np.random.RandomState):
-        return [joblib.hash(value), "a RandomState"]
+        return f"a RandomState with hash {_hash(value)}"
     if isinstance(value, torch.nn.Module):
         weights = [tensor.cpu().numpy() for tensor in value.state_dict().values()]
-        return [joblib.hash([repr(value), *weights]), "a network"]
-    if hasattr(value, "shape") or isinstance(value, list | tuple) and _numbers(value):
-        array = np.asarray(value)
-        # The hash of an array has its strides in it, which ranks need not share.
-        digest = joblib.hash([array.shape, array.ravel()])
-        shape = " x ".join(map(str, array.shape))
-        return [digest, f"an array of {shape} {array.dtype} with hash {digest[:8]}"]
+        return f"a network with hash {_hash([repr(value), *weights])}"
+    if hasattr(value, "shape") or isinstance(value, list | tuple):
+        # Lists of several lengths are no arrays.
+        with suppress(ValueError):
+            array = np.asarray(value)
+            if hasattr(value, "shape") or array.dtype != object:
+                # The hash of an array has its strides in it, which ranks need not share.
+                digest = _hash([array.shape, array.ravel()])
+                shape = " x ".join(map(str, array.shape))
+                return f"an array of {shape} {array.dtype} with hash {digest}"
     text = re.sub(r" at 0x[0-9a-f]+", "", repr(value))
-    return [joblib.hash(text), text if len(text) <= _SHOWN else text[: _SHOWN - 3] + "..."]
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}... with hash {_hash(text)}"
 
 
-def _numbers(value: Any) -> bool:
-    try:
-        return np.asarray(value).dtype != object
-    except ValueError:
-        return False
+def _hash(value: Any) -> str:
+    """48 bits."""
+    return str(joblib.hash(value)[:12])

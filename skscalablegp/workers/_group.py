@@ -47,7 +47,8 @@ class Group:
         member = PrefixStore("gloo", life.store), self.rank, self.size
         self._gloo: Any = dist.ProcessGroupGloo(*member, _gloo_options(host))
         self._nccl: Any = None
-        places = self.exchange("place", _place())
+        place = f"{socket.gethostname()} {self.device('cuda').index}"
+        places = life.gather("place", place if torch.cuda.is_available() else "")
         if all(places) and len(set(places)) == self.size and dist.is_nccl_available():
             member = PrefixStore("nccl", life.store), self.rank, self.size
             options = dist.ProcessGroupNCCL.Options()
@@ -78,10 +79,6 @@ class Group:
         self._do(self._gloo.gather, parts, tensor)
         return parts
 
-    def exchange(self, what: str, value: str) -> list[str]:
-        """Short texts of all ranks, all of which call this at the same point."""
-        return self.life.gather(what, value)
-
     def _move(self, operation: str, tensor: Tensor) -> Tensor:
         direct = tensor.device.type == "cpu" or self._nccl is not None
         moved = tensor if direct else tensor.cpu()
@@ -91,21 +88,18 @@ class Group:
 
     def _do(self, operation: Any, *args: Any) -> None:
         """Begin to exchange messages, and wait for their end while all ranks live."""
+        ended = threading.Event()
         try:
             work = operation(*args, root=0)
-        except RuntimeError as error:
-            raise self.life.blame(error) from error
-        # A wait with a limit would cancel a message to or from one rank when it ends.
-        ended, future = threading.Event(), work.get_future()
-        future.add_done_callback(lambda _: ended.set())
-        while not ended.wait(_LOOK):
-            try:
+            future = work.get_future()
+            future.add_done_callback(lambda _: ended.set())
+            # A wait with a limit would cancel a message to or from one rank when it ends.
+            while not ended.wait(_LOOK):
                 self.life.check()
-            except RankError:
-                _abandon(work)
-                raise
-        try:
             future.wait()
+        except RankError:
+            _abandon(work)
+            raise
         except RuntimeError as error:
             raise self.life.blame(error) from error
 
@@ -131,11 +125,3 @@ def _gloo_options(host: str) -> Any:
     options._timeout, options._threads = _WHILE_ALIVE, 2
     options._devices = [dist.ProcessGroupGloo.create_device(hostname=host)]
     return options
-
-
-def _place() -> str:
-    """The GPU of this rank; empty without one."""
-    if not torch.cuda.is_available():
-        return ""
-    local = int(os.environ.get("LOCAL_RANK", 0))
-    return f"{socket.gethostname()} {local}" if local < torch.cuda.device_count() else ""

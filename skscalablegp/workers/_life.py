@@ -66,16 +66,14 @@ class Life:
             self._thread.join(2 * _BEAT)
         try:
             self._say(-1, why or "its context has ended")
-            if self._notice and self.rank == 0:
-                # The others read which rank has failed: the store may end with this process.
-                silent, until = self._silent(_SILENT), now() + _SILENT
-                others = [f"life/{rank}" for rank in range(1, self.size) if rank not in silent]
-                while now() < until and any(
-                    value.endswith(b"|") for value in self.store.multi_get(others)
-                ):
-                    self._pause.wait(_BEAT / 10)
-            elif not why and not self._notice:
+            if not why and not self._notice:
                 self.gather("end", "")
+            elif self.rank == 0:
+                # The others read what has happened: the store may end with this process.
+                silent, until = self._silent(_SILENT), now() + _SILENT
+                others = [f"life/{rank}" for rank in range(self.size) if rank not in silent]
+                while now() < until and any(v.endswith(b"|") for v in self.store.multi_get(others)):
+                    self._pause.wait(_BEAT / 10)
         except RuntimeError:
             pass  # No other rank is left that could be informed.
 
@@ -100,12 +98,11 @@ class Life:
         """Raise if a rank will not reach this step."""
         there = [self._reach(lambda key=key: self.store.check([key])) for key in keys]
         missing = [rank for rank, found in enumerate(there) if not found]
-        for rank in missing:
-            if rank in self._left:
-                raise RankError(
-                    f"{self._names[rank]} does not take part in this call: {self._left[rank]}. All "
-                    "ranks must make the same calls inside distribute()."
-                )
+        for rank in self._left.keys() & set(missing):
+            raise RankError(
+                f"{self._names[rank]} does not take part in this call: {self._left[rank]}. All "
+                "ranks must make the same calls inside distribute()."
+            )
         if missing and waited > self._patience:
             did = "make this call" if self._stages > 1 else "start"
             raise RankError(
@@ -153,8 +150,7 @@ class Life:
             raise RankError(self._notice)
         if self._lost and now() - self._lost > _SILENT:
             raise RankError(_NO_STORE)
-        silent = self._silent(self.timeout)
-        if silent:
+        if silent := self._silent(self.timeout):
             raise RankError(
                 self.fail(f"no sign of life of {self._named(silent)} for {self.timeout:g} s")
             )
@@ -171,12 +167,9 @@ class Life:
     def blame(self, error: BaseException) -> RankError:
         """The error for a message that has failed, which names the rank to blame."""
         for _ in range(int(3 * _SILENT / _BEAT)):
-            if self._notice:
-                return RankError(self._notice)
-            if self._lost:
-                return RankError(_NO_STORE)
-            silent = self._silent(_SILENT) or list(self._left)
-            if silent:
+            if self._notice or self._lost:
+                return RankError(self._notice or _NO_STORE)
+            if silent := self._silent(_SILENT) or list(self._left):
                 return RankError(self.fail(f"{self._named(silent)} has ended or cannot be reached"))
             self._pause.wait(_BEAT)
         first = str(error).partition("\n")[0]

@@ -10,16 +10,16 @@ order of the tasks.
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, wait
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import copy_context
 from functools import cache
 from itertools import islice
-from operator import length_hint
 from typing import Any, TypeVar
 
 import joblib
@@ -53,10 +53,8 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forget)
 
 
-@cache
-def _cores() -> int:
-    """Cores that affinity, container quotas and LOKY_MAX_CPU_COUNT allow; read once."""
-    return joblib.cpu_count()
+# Cores that affinity, container quotas and LOKY_MAX_CPU_COUNT allow; read once.
+_cores = cache(lambda: joblib.cpu_count())
 
 
 def n_workers() -> int:
@@ -104,86 +102,50 @@ def map_in_order(
         The error of the first item that fails, raised in the caller after the results of all items
         before it.
     """
-    alone = torch.get_num_threads() == n_workers() == 1
-    if alone or (device is not None and device.type != "cpu"):
+    count = n_workers()
+    if count == torch.get_num_threads() == 1 or (device is not None and device.type != "cpu"):
         yield from map(function, items)
         return
-    yield from _Work(function, items).results()
+    inference, grad = torch.is_inference_mode_enabled(), torch.is_grad_enabled()
+    first_failed = math.inf
 
-
-class _Work:
-    """One call of `map_in_order`: which items have been handed out, and who works on them."""
-
-    def __init__(self, function: Callable[[Any], Any], items: Iterable[Any]):
-        workers = n_workers()
-        self._workers = min(workers, max(1, length_hint(items, workers)))
-        self._function, self._items = function, iter(items)
-        self._modes = torch.is_inference_mode_enabled(), torch.is_grad_enabled()
-        self._todo: deque[tuple[Future, Any]] = deque()
-        self._active, self._over = 0, False
-        # Only the caller waits. A worker without an item leaves and is called again later.
-        self._changed = threading.Condition()
-
-    def results(self) -> Iterator[Any]:
-        waiting: deque[Future] = deque()
-        ahead, handed_out = _AHEAD * self._workers, self._handed_out()
+    def done(number: int, item: Any) -> Any:
+        nonlocal first_failed
+        if number > first_failed:
+            raise CancelledError
         try:
-            while True:
-                if len(waiting) <= ahead // 2:
-                    waiting.extend(islice(handed_out, ahead - len(waiting)))
-                if not waiting:
-                    return
-                yield waiting.popleft().result()
-        finally:
-            # Hand out no further items, and wait for the current ones, which may write to results.
-            with self._changed:
-                self._over = True
-                # An interrupt between handing over and counting leaves the count one too small.
-                while self._active > 0:
-                    self._changed.wait()
+            with torch.inference_mode(inference), torch.set_grad_enabled(grad):
+                return function(item)
+        except BaseException:
+            first_failed = min(first_failed, number)
+            raise
 
-    def _handed_out(self) -> Iterator[Future]:
-        """Hand out one item after the other; the last one may be the error of their iterator."""
+    pool, ahead, waiting = _pool(count), _AHEAD * count, deque[Future]()
+    handed_out = (pool.submit(copy_context().run, done, *item) for item in enumerate(items))
+    try:
         while True:
-            future: Future = Future()
-            try:
-                item = next(self._items)
-            except StopIteration:
-                return
-            except Exception as error:
-                future.set_exception(error)
-                yield future
-                return
-            with self._changed:
-                self._todo.append((future, item))
-                if self._active < self._workers and not self._over:
-                    _pool().submit(copy_context().run, self._serve)
-                    self._active += 1
-            yield future
-
-    def _serve(self) -> None:
-        """Work on one item after the other, in a thread of the pool."""
-        inference, grad = self._modes
-        with torch.inference_mode(inference), torch.set_grad_enabled(grad):
-            while True:
-                with self._changed:
-                    if self._over or not self._todo:
-                        self._active -= 1
-                        self._changed.notify()
-                        return
-                    future, item = self._todo.popleft()
+            if len(waiting) <= ahead // 2:
                 try:
-                    future.set_result(self._function(item))
-                except BaseException as error:
-                    self._over = True
-                    future.set_exception(error)
-                    del future  # The error refers to this frame: a cycle would keep both alive.
+                    waiting.extend(islice(handed_out, ahead - len(waiting)))
+                except Exception:
+                    # The error of the items comes after the results of those before it.
+                    yield from (future.result() for future in waiting)
+                    raise
+            if not waiting:
+                return
+            # An interrupt during this wait leaves the future among those that wait.
+            waiting[0].exception()
+            yield waiting.popleft().result()
+    finally:
+        # Hand out no further items, and wait for the current ones, which may write to results.
+        first_failed = -1
+        wait([future for future in waiting if not future.cancel()])
 
 
 @cache
-def _pool() -> ThreadPoolExecutor:
-    """The pool, which all calling threads share so that together they do not exceed the cores."""
-    return ThreadPoolExecutor(_cores(), "skscalablegp", _begin_to_work)
+def _pool(count: int) -> ThreadPoolExecutor:
+    """The pool of so many threads, which callers share: together they do not exceed them."""
+    return ThreadPoolExecutor(count, "skscalablegp", _begin_to_work)
 
 
 def _begin_to_work() -> None:
@@ -191,8 +153,7 @@ def _begin_to_work() -> None:
     _set_threads_here(1)
 
 
-@contextmanager
-def one_thread(wanted: bool = True) -> Iterator[None]:
+def one_thread(wanted: bool = True) -> AbstractContextManager[None]:
     """Run the operations of the calling thread single-threaded: small ones gain nothing from more.
 
     Tasks still go to as many workers as before. The setting concerns the calling thread only, and
@@ -204,26 +165,23 @@ def one_thread(wanted: bool = True) -> Iterator[None]:
         Whether to do anything at all.
     """
     before = torch.get_num_threads()
-    if not wanted or before == 1:
-        yield
-        return
-    _THIS_THREAD.threads = before
-    try:
-        with threads(1):
-            yield
-    finally:
-        _THIS_THREAD.threads = None
+    return threads(1, before) if wanted and before > 1 else nullcontext()
 
 
 @contextmanager
-def threads(count: int) -> Iterator[None]:
-    """Let the calling thread, and tasks that it hands over, use so many threads."""
+def threads(count: int, tasks: int | None = None) -> Iterator[None]:
+    """Let the calling thread use so many threads, and as many tasks that it hands over, or other.
+
+    Tasks have no further threads, so that this is not for them.
+    """
     before = torch.get_num_threads()
+    _THIS_THREAD.threads = tasks
     _set_threads_here(count)
     try:
         yield
     finally:
         _set_threads_here(before)
+        _THIS_THREAD.threads = None
 
 
 def _set_threads_here(count: int) -> None:
@@ -233,22 +191,11 @@ def _set_threads_here(count: int) -> None:
     thread therefore reads that number first, and sets it again at once. Only a thread whose first
     call of torch falls in between gets the wrong number.
     """
-    read, changed = threading.Event(), threading.Event()
-
-    def restore() -> None:
-        theirs = torch.get_num_threads()
-        read.set()
-        changed.wait()
-        torch.set_num_threads(theirs)
-
-    with _LOCK:
-        helper = threading.Thread(target=restore)
-        helper.start()
+    with _LOCK, ThreadPoolExecutor(1) as helper:
+        theirs = helper.submit(torch.get_num_threads).result()
         try:
-            read.wait()
             # The first call in a thread adopts the shared number; from then on it has its own.
             torch.get_num_threads()
             torch.set_num_threads(count)
         finally:
-            changed.set()
-            helper.join()
+            helper.submit(torch.set_num_threads, theirs).result()

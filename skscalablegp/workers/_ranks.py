@@ -7,8 +7,8 @@ import pickle
 import signal
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from contextvars import ContextVar
 from copy import copy
 from typing import Any, TypeVar
@@ -23,21 +23,24 @@ from .._clock import watched
 from ._fingerprint import check_same, fingerprint
 from ._group import Group
 from ._life import Life, RankError
+from ._pickled import pickled, unpickled
 
-# A task's description travels in one message of this size, and a second one if it is larger.
-_HEADER = 2048
 # The methods whose arguments are rows of a table.
 _FITS = ("fit", "partial_fit")
-_MISSING = object()
 
 T = TypeVar("T")
 
 _LEADING: ContextVar[Ranks | None] = ContextVar("ranks that wait for tasks", default=None)
+_SERVED: ContextVar[Ranks] = ContextVar("ranks whose rank 0 gives tasks to this one")
 
 
 def leading() -> Ranks | None:
     """The ranks that wait for tasks of this process; None outside a shared call and on others."""
     return _LEADING.get()
+
+
+def _served() -> Ranks:
+    return _SERVED.get()
 
 
 @contextmanager
@@ -89,27 +92,25 @@ class Ranks(Group):
         self._numbers = itertools.count()
         self._dropped: list[int] = []
         self._lock = threading.RLock()
-        self.broken, self.tasks = False, 0
+        self.tasks = 0
+
+    def __reduce__(self) -> tuple:
+        """At another rank, the ranks as it has them."""
+        return _served, ()
 
     # ------------------------------------------------------------------ methods of estimators
 
     def call(self, method: Callable, estimator: Any, args: tuple, kwargs: dict) -> Any:
         """Run a method of an estimator at rank 0 with the help of the others."""
-        if self.broken:
-            raise RankError("a rank was lost before this call: start all ranks again")
         own = self.rows == "own"
-        with self._failing_together(), called(None):
+        # No call is made after a rank was lost.
+        self.life.check()
+        with called(None):
             if own and method.__name__ not in _FITS:
                 # Predictions of a rank's own rows concern no other rank.
                 return method(estimator, *args, **kwargs)
-            found = self.exchange("call", fingerprint(Call(method, estimator, args, kwargs), own))
-            try:
-                check_same(found)
-            except RankError:
-                # Rank 0 may keep the store, which must not end before the others have read it.
-                with suppress(RankError):
-                    self.exchange("difference", "")
-                raise
+            call = Call(method, estimator, args, kwargs)
+            check_same(self.life.gather("call", fingerprint(call, own)))
 
             def run() -> tuple[dict[str, Any], list]:
                 before = dict(vars(estimator))
@@ -117,8 +118,7 @@ class Ranks(Group):
                 return _changes(estimator, before), [] if result is estimator else [result]
 
             # A fit that fails leaves the estimators of all ranks as they were.
-            reads = copy(estimator) if self.rank else estimator
-            self.arguments = Call(method, reads, args, kwargs)
+            self.arguments = call._replace(estimator=copy(estimator)) if self.rank else call
             try:
                 changes, results = self.lead(run)
             finally:
@@ -132,10 +132,12 @@ class Ranks(Group):
 
         All ranks return its result, or raise its error.
         """
-        with self._failing_together(), called(None):
+        with called(None):
             if self.rank:
+                served = _SERVED.set(self)
                 with interrupts_wait(dropped=1):
                     error, result = self._serve()
+                _SERVED.reset(served)
                 if error is not None:
                     raise error
                 return result
@@ -149,39 +151,34 @@ class Ranks(Group):
             self.together(_ended, None, result)
             return result
 
-    @contextmanager
-    def _failing_together(self) -> Iterator[None]:
-        try:
-            yield
-        except RankError:
-            self.broken = True
-            raise
-
     # ------------------------------------------------------------------ tasks
 
-    def together(self, work: Callable, *args: Any, tensors: Sequence[Tensor] = ()) -> Any:
-        """Run ``work(ranks, *args, *tensors)`` on all ranks; returns the result of rank 0.
+    def together(self, work: Callable, *args: Any) -> Any:
+        """Run ``work(ranks, *args)`` on all ranks; returns the result of rank 0.
 
         Parameters
         ----------
         work : callable
             A function of a module, the same on all ranks.
         *args : object
-            Small arguments that can be pickled.
-        tensors : sequence of Tensor
-            Arguments that the other ranks receive on a device of the same type.
+            They can be pickled. The other ranks receive tensors on devices of the same type.
         """
         self.tasks += 1
-        tensors = [tensor.contiguous() for tensor in tensors]
-        specs = [(tuple(t.shape), t.dtype, t.device.type) for t in tensors]
         # Neither does a time budget end a step that all ranks take.
-        with self._lock, interrupts_wait(), watched(None), self._failing_together():
+        with self._lock, interrupts_wait(), watched(None):
             self.life.check()
             dropped = [self._dropped.pop() for _ in range(len(self._dropped))]
-            self._send((work, args, specs, dropped))
-            for tensor in tensors:
+            data, tensors = pickled((work, args, dropped))
+            self.broadcast(torch.tensor([len(data)]))
+            for tensor in (torch.frombuffer(bytearray(data), dtype=torch.uint8), *tensors):
                 self.broadcast(tensor)
-            return self._own_part(work, args, tensors)
+            return self._own_part(work, args)
+
+    def keep(self, number: int, thing: Any) -> Any:
+        """Keep an object of a number, unless this is rank 0; returns it."""
+        if self.rank:
+            self.objects[number] = thing
+        return thing
 
     def number_for(self, owner: Any) -> int:
         """A new number; the other ranks drop its object when `owner` ends at rank 0."""
@@ -189,11 +186,12 @@ class Ranks(Group):
         weakref.finalize(owner, self._dropped.append, number).atexit = False
         return number
 
-    def place(self, owner: Any, make: Callable, *args: Any, tensors: Sequence[Tensor] = ()) -> int:
-        """The number under which the others have ``make(ranks, *args, *tensors)`` with `owner`."""
-        number = self.number_for(owner)
-        self.together(_place, number, make, args, tensors=tensors)
-        return number
+    def place(self, thing: Any) -> tuple[int, list[Held]]:
+        """The number under which the others have an object while it lives here, and its tensors."""
+        data, tensors = pickled(thing)
+        held, number = [self.held(tensor) for tensor in tensors], self.number_for(thing)
+        self.together(_place, number, data, [tensor.number for tensor in held])
+        return number, held
 
     def held(self, tensor: Tensor) -> Held:
         """A tensor that the others keep; one with the same entries is not sent again."""
@@ -201,12 +199,13 @@ class Ranks(Group):
         found = self._held.get(digest)
         if found is None:
             self._held[digest] = found = Held()
-            found.number = self.place(found, _itself, tensors=[tensor])
+            found.number = self.number_for(found)
+            self.together(Ranks.keep, found.number, tensor)
         return found
 
-    def _own_part(self, work: Callable, args: tuple, tensors: list[Tensor]) -> Any:
+    def _own_part(self, work: Callable, args: tuple) -> Any:
         try:
-            return work(self, *args, *tensors)
+            return work(self, *args)
         except RankError:
             raise
         except BaseException as error:
@@ -217,42 +216,24 @@ class Ranks(Group):
     def _serve(self) -> tuple:
         """Serve the tasks of a call of rank 0; returns its error and its result."""
         while True:
-            work, args, specs, dropped = self._receive()
+            (size,) = self._received((1,), torch.int64).tolist()
+            data = self._received((size,), torch.uint8).numpy()
+            work, args, dropped = unpickled(data, self._received)
             for number in dropped:
                 self.objects.pop(number, None)
-            tensors = [torch.empty(s, dtype=t, device=self.device(kind)) for s, t, kind in specs]
-            for tensor in tensors:
-                self.broadcast(tensor)
             if work is _ended:
                 return args
-            self._own_part(work, args, tensors)
+            self._own_part(work, args)
 
-    def _send(self, task: tuple) -> None:
-        data = np.frombuffer(pickle.dumps(task), np.uint8)
-        first, rest = np.zeros(_HEADER, np.uint8), data[_HEADER - 8 :]
-        first[:8] = np.frombuffer(np.int64(len(data)).tobytes(), np.uint8)
-        first[8 : 8 + len(data)] = data[: _HEADER - 8]
-        self.broadcast(torch.from_numpy(first))
-        if len(rest):
-            self.broadcast(torch.from_numpy(rest.copy()))
-
-    def _receive(self) -> tuple:
-        first = self.broadcast(torch.empty(_HEADER, dtype=torch.uint8)).numpy().tobytes()
-        size = int(np.frombuffer(first[:8], np.int64)[0])
-        data = first[8 : 8 + size]
-        if size > len(data):
-            rest = torch.empty(size - len(data), dtype=torch.uint8)
-            data += self.broadcast(rest).numpy().tobytes()
-        return pickle.loads(data)
+    def _received(self, shape: tuple[int, ...], dtype: torch.dtype, kind: str = "cpu") -> Tensor:
+        return self.broadcast(torch.empty(shape, dtype=dtype, device=self.device(kind)))
 
 
 def gathered(ranks: Ranks, answer: Any) -> list[Any]:
     """The answers of all ranks, at rank 0; an empty list at the others."""
     data = torch.frombuffer(bytearray(pickle.dumps(answer)), dtype=torch.uint8)
-    said = ranks.exchange("sizes", str(len(data)))
-    sizes = list(map(int, said))
-    padded = torch.zeros(max(sizes), dtype=torch.uint8)
-    padded[: len(data)] = data
+    sizes = list(map(int, ranks.life.gather("sizes", str(len(data)))))
+    padded = torch.nn.functional.pad(data, (0, max(sizes) - len(data)))
     parts = zip(ranks.gather(padded), sizes, strict=False)
     return [pickle.loads(part[:size].numpy().tobytes()) for part, size in parts]
 
@@ -290,20 +271,17 @@ def _ended(ranks: Ranks, error: BaseException | None, result: Any) -> None:
     """Mark the end of a call of rank 0: its error, or its result, which the others return."""
 
 
-def _place(ranks: Ranks, number: int, make: Callable, args: tuple, *tensors: Tensor) -> None:
+def _place(ranks: Ranks, number: int, data: bytes, tensors: list[int]) -> None:
     if ranks.rank:
-        ranks.objects[number] = make(ranks, *args, *tensors)
-
-
-def _itself(ranks: Ranks, tensor: Tensor) -> Tensor:
-    return tensor
+        held = (ranks.objects[tensor] for tensor in tensors)
+        ranks.keep(number, unpickled(data, lambda *_: next(held)))
 
 
 def _changes(estimator: Any, before: dict[str, Any]) -> dict[str, Any]:
     """The attributes that a call has set and removed, and the state of a random generator."""
     parameters = estimator.get_params(deep=False)
     after = {k: v for k, v in vars(estimator).items() if k not in parameters}
-    changed = {k: v for k, v in after.items() if before.get(k, _MISSING) is not v}
+    changed = {k: v for k, v in after.items() if k not in before or before[k] is not v}
     removed = [k for k in before if k not in after and k not in parameters]
     state = parameters.get("random_state")
     draws = state.get_state() if isinstance(state, np.random.RandomState) else None

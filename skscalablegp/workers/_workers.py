@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import io
 import os
-import pickle
 import tempfile
 import weakref
 from collections import deque
@@ -22,13 +20,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ._pickled import pickled, unpickled
 from ._ranks import Ranks, gathered, leading, led
-
-try:
-    # Kernels that are defined in a script can then be sent to joblib's processes.
-    from cloudpickle import Pickler
-except ImportError:
-    from pickle import Pickler
 
 # The tensors that a function of a module returns for some rows.
 Sums = tuple[Tensor, ...]
@@ -37,8 +30,6 @@ Sums = tuple[Tensor, ...]
 _PARTS_A_JOB = 2
 # A process keeps the last objects that it has received, with their arrays.
 _MOST_KEPT = 3
-# Arrays of fewer bytes travel within their object.
-_LEAST_BYTES = 2**12
 
 
 class Workers:
@@ -55,39 +46,28 @@ class Workers:
     def __init__(self, own: Any):
         self.own = own
 
-    def put(self, make: Callable[..., Any], *args: Any, tensors: Sequence[Tensor] = ()) -> Workers:
-        """Another object of the same rows, ``make(own, *args, *tensors)``."""
-        return Workers(make(self.own, *args, *tensors))
+    def put(self, make: Callable[..., Any], *args: Any) -> Workers:
+        """Another object of the same rows, ``make(own, *args)``."""
+        return Workers(make(self.own, *args))
 
-    def call(
-        self,
-        work: Callable[..., Any],
-        *args: Any,
-        along: Sequence[Tensor] = (),
-        tensors: Sequence[Tensor] = (),
-    ) -> list[Any]:
-        """The answers ``work(own, *along, *args, *tensors)``, one of each worker, in their order.
+    def call(self, work: Callable[..., Any], *args: Any, along: Sequence[Tensor] = ()) -> list[Any]:
+        """The answers ``work(own, *along, *args)``, one of each worker, in their order.
 
         The tensors of `along`, on the CPU, have an entry for each row, of which each worker gets
         its part.
         """
-        return [work(self.own, *along, *args, *tensors)]
+        return [work(self.own, *along, *args)]
 
     def sum(
-        self,
-        work: Callable[..., Sums],
-        *args: Any,
-        rows: Any = None,
-        along: Sequence[Tensor] = (),
-        tensors: Sequence[Tensor] = (),
+        self, work: Callable[..., Sums], *args: Any, rows: Any = None, along: Sequence[Tensor] = ()
     ) -> Sums:
-        """``work(own, *args, *tensors)``, sums over all rows.
+        """``work(own, *args)``, sums over all rows.
 
-        With `rows` the sums are those of some rows by number, ``work(own, rows, *along, *args,
-        *tensors)``. The tensors of `along` have an entry for each of them.
+        With `rows` the sums are those of some rows by number, ``work(own, rows, *along, *args)``.
+        The tensors of `along` have an entry for each of them.
         """
         numbers = () if rows is None else (rows,)
-        return work(self.own, *numbers, *along, *args, *tensors)
+        return work(self.own, *numbers, *along, *args)
 
 
 def workers(
@@ -151,34 +131,6 @@ def _placed(thing: Any, by: Any, place: Callable[[Any, Any], tuple[Any, list]]) 
     return found[1:]
 
 
-class _Pickler(Pickler):
-    """Tensors are pickled as arrays."""
-
-    def reducer_override(self, obj: Any) -> Any:
-        if type(obj) is Tensor and obj.is_cpu and not obj.requires_grad:
-            return _as_tensor, (obj.contiguous().numpy(),)
-        otherwise = getattr(super(), "reducer_override", None)
-        return NotImplemented if otherwise is None else otherwise(obj)
-
-
-def _as_tensor(array: np.ndarray) -> Tensor:
-    return torch.from_numpy(array if array.flags.writeable else array.copy())
-
-
-def _packed(thing: Any) -> list[np.ndarray]:
-    """Bytes from which an object can be made anew: its pickle, and apart from it its arrays."""
-    into, buffers = io.BytesIO(), []
-
-    def keep(buffer: pickle.PickleBuffer) -> bool:
-        raw = np.frombuffer(buffer.raw(), np.uint8)
-        if raw.nbytes >= _LEAST_BYTES:
-            buffers.append(raw)
-        return raw.nbytes < _LEAST_BYTES
-
-    _Pickler(into, protocol=5, buffer_callback=keep).dump(thing)
-    return [np.frombuffer(into.getvalue(), np.uint8), *buffers]
-
-
 # ---------------------------------------------------------------- joblib and Dask
 
 
@@ -189,7 +141,7 @@ class JobWorkers(Workers):
         super().__init__(own)
         self._n_jobs, self._count = n_jobs, count
 
-    def call(self, work, *args, along=(), tensors=()):
+    def call(self, work, *args, along=()):
         backend, _ = joblib.parallel.get_active_backend()
         place, by = _PLACES.get(type(backend).__name__), getattr(backend, "client", None)
         do, *given = (work, self.own)
@@ -204,7 +156,7 @@ class JobWorkers(Workers):
             [rows[some].clone() for rows in along]
             for some in shares(len(along[0]), _PARTS_A_JOB * self._count)
         )
-        return parallel(joblib.delayed(do)(*given, *part, *args, *tensors) for part in parts)
+        return parallel(joblib.delayed(do)(*given, *part, *args) for part in parts)
 
 
 def _in_file(thing: Any, _: None) -> tuple[str, list]:
@@ -214,7 +166,8 @@ def _in_file(thing: Any, _: None) -> tuple[str, list]:
     """
     folder = os.environ.get("JOBLIB_TEMP_FOLDER")
     with tempfile.NamedTemporaryFile(prefix="skscalablegp-", dir=folder, delete=False) as file:
-        joblib.dump(_packed(thing), file)
+        data, tensors = pickled(thing, anywhere=True)
+        joblib.dump([data, *(tensor.numpy() for tensor in tensors)], file)
     weakref.finalize(thing, _remove, file.name, os.getpid())
     return file.name, []
 
@@ -232,12 +185,13 @@ _SCATTERED: WeakValueDictionary[tuple[str, str], Any] = WeakValueDictionary()
 
 def _on_dask(thing: Any, client: Any) -> tuple[str, list]:
     """A new name, and what all workers of Dask have; tasks would bring it to some, one by one."""
+    data, tensors = pickled(thing, anywhere=True)
     futures = []
-    for array in _packed(thing):
-        place = client.id, joblib.hash(array)
+    for part in (data, *(tensor.numpy() for tensor in tensors)):
+        place = client.id, joblib.hash(part)
         future = _SCATTERED.get(place)
         if future is None:
-            _SCATTERED[place] = future = client.scatter(array, broadcast=True, hash=False)
+            _SCATTERED[place] = future = client.scatter(part, broadcast=True, hash=False)
         futures.append(future)
     return uuid4().hex, futures
 
@@ -264,17 +218,12 @@ def _answer(name: str, arrays: list[np.ndarray], work: Callable[..., Any], *give
 
 @lru_cache(_MOST_KEPT)
 def _received(sent: _Sent) -> Any:
-    data, *buffers = sent.arrays or joblib.load(sent.name, mmap_mode="c")
-    return pickle.loads(data.data, buffers=buffers)
+    data, *arrays = sent.arrays or joblib.load(sent.name, mmap_mode="c")
+    parts = (np.require(array, None, "W") for array in arrays)
+    return unpickled(data, lambda *_: torch.from_numpy(next(parts)))
 
 
 # ---------------------------------------------------------------- ranks
-
-
-def _copied(thing: Any, ranks: Ranks) -> tuple:
-    data, *arrays = _packed(thing)
-    held = [ranks.held(_as_tensor(array)) for array in arrays]
-    return (_copy, data.tobytes(), [one.number for one in held]), [], held
 
 
 class RankWorkers(Workers):
@@ -296,18 +245,9 @@ class RankWorkers(Workers):
         self._number = ranks.number_for(self) if number is None else number
 
     @classmethod
-    def of(cls, ranks: Ranks, own: Any, described: Callable[..., tuple] = _copied) -> RankWorkers:
-        """A copy of `own` at each rank, or what stands for it there, once for each object.
-
-        ``described(own, ranks)`` returns ``(make, *args), tensors, keep``: the other ranks have
-        ``make(ranks, *args, *tensors)``, and `keep` lives here as long as `own`.
-        """
-
-        def place(own: Any, ranks: Ranks) -> tuple[int, list]:
-            made, tensors, keep = described(own, ranks)
-            return ranks.place(own, *made, tensors=tensors), keep
-
-        return cls(ranks, own, _placed(own, ranks, place)[0])
+    def of(cls, ranks: Ranks, own: Any) -> RankWorkers:
+        """A copy of `own` at each rank, once for each object."""
+        return cls(ranks, own, _placed(own, ranks, lambda own, ranks: ranks.place(own))[0])
 
     @classmethod
     def read(cls, ranks: Ranks, make: Callable[..., Any], *args: Any) -> RankWorkers:
@@ -326,39 +266,38 @@ class RankWorkers(Workers):
         read.sizes = found
         return read
 
-    def put(self, make, *args, rows: Any = None, tensors=()) -> RankWorkers:
+    def put(self, make, *args, rows: Any = None) -> RankWorkers:
         """As in the base class; of some rows by ascending number, ``make(own, rows, *args)``."""
         made = RankWorkers(self.ranks)
-        end = partial(_keep, number=made._number)
-        made.own, made.sizes = self._run(end, make, args, rows, tensors=tensors), self.sizes
+        end = partial(_kept, number=made._number)
+        made.own, made.sizes = self._run(end, make, args, rows), self.sizes
         if rows is not None:
             made.sizes = np.diff(np.searchsorted(rows, self._ends)).tolist()
         return made
 
-    def call(self, work, *args, rows=None, along=(), tensors=()):
+    def call(self, work, *args, rows=None, along=()):
         """As in the base class; of some rows by number, ``work(own, rows, *along, *args)``."""
-        found = self._run(_gathered, work, args, rows, along, tensors)
+        found = self._run(_gathered, work, args, rows, along)
         for answer in found:
             if isinstance(answer, Exception):
                 raise answer
         return found
 
-    def sum(self, work, *args, rows=None, along=(), tensors=()):
-        return self._run(_summed, work, args, rows, along, tensors)
+    def sum(self, work, *args, rows=None, along=()):
+        return self._run(_summed, work, args, rows, along)
 
     def gather(
         self,
         work: Callable[..., Sequence[np.ndarray]],
         rows: Tensor | np.ndarray,
         *args: Any,
-        tensors: Sequence[Tensor] = (),
     ) -> tuple[np.ndarray, ...]:
-        """The arrays ``work(own, rows, *args, *tensors)`` with an entry for each of some rows.
+        """The arrays ``work(own, rows, *args)`` with an entry for each of some rows.
 
         The rows are given by number, and `work` gets numbers within its object, of which there may
         be none.
         """
-        found = self.call(work, *args, rows=rows, tensors=tensors)
+        found = self.call(work, *args, rows=rows)
         of = np.searchsorted(self._ends, torch.as_tensor(rows).cpu().numpy(), side="right")
         order = np.argsort(np.argsort(of, kind="stable"))
         return tuple(np.concatenate(arrays)[order] for arrays in zip(*found, strict=True))
@@ -367,18 +306,13 @@ class RankWorkers(Workers):
     def _ends(self) -> list[int]:
         return [0, *accumulate(self.sizes)]
 
-    def _run(self, end, work, args, rows=None, along=(), tensors=()) -> Any:
+    def _run(self, end, work, args, rows=None, along=()) -> Any:
         self.ranks.objects[self._number] = self
-        wanted = [] if rows is None else [torch.as_tensor(rows).cpu()]
-        given = self._number, end, work, args, self._ends if wanted else None, len(along)
-        return self.ranks.together(_run, *given, tensors=[*wanted, *along, *tensors])
+        some = None if rows is None else (torch.as_tensor(rows).cpu(), self._ends)
+        return self.ranks.together(_run, self._number, end, (work, args), some, along)
 
 
 # ---------------------------------------------------------------- on all ranks
-
-
-def _copy(ranks: Ranks, data: bytes, arrays: list[int]) -> Any:
-    return pickle.loads(data, buffers=[ranks.objects[number].numpy() for number in arrays])
 
 
 def _read(ranks: Ranks, number: int, make: Callable, args: tuple) -> tuple[Any, list[int | str]]:
@@ -391,39 +325,26 @@ def _read(ranks: Ranks, number: int, make: Callable, args: tuple) -> tuple[Any, 
     except (ValueError, TypeError) as error:
         # The rank waits for the error of rank 0, which is that of all.
         said = str(error)
-    return _keep(ranks, lambda: made, number), gathered(ranks, said)
+    return ranks.keep(number, made), gathered(ranks, said)
 
 
-def _run(
-    ranks: Ranks,
-    number: int,
-    end: Callable,
-    work: Callable,
-    args: tuple,
-    ends: list[int] | None,
-    n_along: int,
-    *tensors: Tensor,
-) -> Any:
+def _run(ranks: Ranks, number: int, end: Any, task: tuple, some: Any, along: Any) -> Any:
     """``end(ranks, answer)`` for the function that answers for the rows of this rank."""
-    kept, numbers, own = ranks.objects[number], [], slice(None)
-    if ends is not None:
-        wanted, *tensors = tensors
+    (work, args), kept, numbers, own = task, ranks.objects[number], [], slice(None)
+    if some is not None:
+        wanted, ends = some
         begin, stop = ends[ranks.rank : ranks.rank + 2]
         own = (wanted >= begin) & (wanted < stop)
         numbers = [wanted[own].numpy() - begin]
-    elif n_along:
-        n = len(tensors[0])
+    elif along:
+        n = len(along[0])
         own = [*shares(n, ranks.size), slice(0, 0)][min(ranks.rank, n)]
-    along = (rows[own] for rows in tensors[:n_along])
-    given = (*numbers, *along, *args, *tensors[n_along:])
+    given = (*numbers, *(rows[own] for rows in along), *args)
     return end(ranks, lambda: work(kept if ranks.rank else kept.own, *given))
 
 
-def _keep(ranks: Ranks, make: Callable[[], Any], number: int) -> Any:
-    made = make()
-    if ranks.rank:
-        ranks.objects[number] = made
-    return made
+def _kept(ranks: Ranks, make: Callable[[], Any], number: int) -> Any:
+    return ranks.keep(number, make())
 
 
 def _summed(ranks: Ranks, answer: Callable[[], Sums]) -> Sums:

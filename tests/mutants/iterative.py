@@ -385,9 +385,9 @@ MUTANTS = [
     ),
     (
         "work goes on after a failure",
-        "_Work._serve",
-        "self._over = True",
-        "self._over = False",
+        "map_in_order",
+        "first_failed = min(first_failed, number)",
+        "pass",
         "tests/linalg/test_parallel.py",
     ),
     (

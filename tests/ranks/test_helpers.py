@@ -62,8 +62,12 @@ class Table:
 
     def __init__(self, rows, more=()):
         self.rows, self.array, self.more = torch.as_tensor(rows), np.asarray(rows), more
+        self.again = self.rows
 
     def total(self, some, power):
+        assert len(self.rows) < 1000 or self.again is self.rows
+        assert type(self.array) is np.ndarray
+        np.testing.assert_array_equal(self.array, self.rows)
         if power < 0:
             raise ZeroDivisionError("a negative power")
         return self.rows[some].pow(power).sum(0), len(some)

@@ -263,7 +263,7 @@ class Noted:
 
 
 def bytes_of_all(ranks):
-    return [int(text) for text in ranks.exchange("bytes", str(ranks.bytes_sent))]
+    return [int(text) for text in ranks.life.gather("bytes", str(ranks.bytes_sent))]
 
 
 def step_bytes(model, n):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -146,10 +146,8 @@ class ShardedProblem(GPProblem):
     parts: RankWorkers = field(kw_only=True)
     table: ShardedTable = field(kw_only=True)
 
-    def total(
-        self, work: Callable[..., tuple[Tensor, ...]], *args: Any, tensors: Sequence[Tensor] = ()
-    ) -> tuple[Tensor, ...]:
-        return self.parts.sum(work, *args, tensors=tensors)
+    def total(self, work: Callable[..., tuple[Tensor, ...]], *args: Any) -> tuple[Tensor, ...]:
+        return self.parts.sum(work, *args)
 
     def each(self, work: Callable[..., Any], *args: Any) -> list[Any]:
         return self.parts.call(work, *args)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
@@ -78,15 +78,13 @@ class GPProblem:
             counts=self.rows.weight,
         )
 
-    def total(
-        self, work: Callable[..., tuple[Tensor, ...]], *args: Any, tensors: Sequence[Tensor] = ()
-    ) -> tuple[Tensor, ...]:
-        """The sums over all parts of the rows of ``work(part, *args, *tensors)``.
+    def total(self, work: Callable[..., tuple[Tensor, ...]], *args: Any) -> tuple[Tensor, ...]:
+        """The sums over all parts of the rows of ``work(part, *args)``.
 
         A problem in one process is its own only part. If ranks have rows of their own, each adds
         up those for its part, which is a problem, too; `work` is then a function of a module.
         """
-        return work(self, *args, *tensors)
+        return work(self, *args)
 
     def blocks(self, size: int) -> Iterator[Rows]:
         """As `Rows.blocks`."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from itertools import chain, combinations, islice
 from typing import Any
 
@@ -129,17 +130,27 @@ class RankOperator(KernelOperator):
     @property
     def workers(self) -> RankWorkers:
         """This operator at all ranks, which build theirs when it is new."""
-        return RankWorkers.of(self._ranks, self, _described)
+        return RankWorkers.of(self._ranks, self)
+
+    def __reduce__(self) -> tuple:
+        """At another rank, an operator with the tiles of that rank."""
+        settings: dict[str, Any] = {
+            "keep": self._keep,
+            "products": self.products,
+            "tile": self._tile_rows,
+        }
+        made = partial(RankOperator, ranks=self._ranks, **settings)
+        return made, (self.kernel, self.theta, self.X, self.extra_noise)
 
     def _product(self, V: Float[Tensor, "n s"]) -> Float[Tensor, "n s"]:
         if not self.shared:
             return super()._product(V)
-        return self.workers.sum(_own_product, tensors=[V])[0]
+        return self.workers.sum(_own_product, V)[0]
 
     def _tiled_gradient(self, left: Tensor, right: Tensor | None, pairs: Any = None) -> Tensor:
         if not self.shared or right is None or pairs is not None:
             return super()._tiled_gradient(left, right, pairs)
-        return self.workers.sum(_own_gradient, tensors=[left, right])[0]
+        return self.workers.sum(_own_gradient, left, right)[0]
 
     def _in(self, dtype: torch.dtype) -> KernelOperator:
         if self._precise is None or self._precise.dtype != dtype:
@@ -164,28 +175,10 @@ class RankCross(CrossOperator):
         op = self._operator
         if not op.shared or self.shape[0] * self.shape[1] < _LEAST_ROWS**2:
             return super().matmul(V)
-        return op.workers.sum(_own_cross, tensors=[self.X, V.to(op.dtype)])[0]
+        return op.workers.sum(_own_cross, self.X, V.to(op.dtype))[0]
 
 
 # ---------------------------------------------------------------- on all ranks
-
-
-def _described(op: RankOperator, ranks: Ranks) -> tuple:
-    known = [] if op.extra_noise is None else [op.extra_noise]
-    settings = {"keep": op._keep, "products": op.products, "tile": op._tile_rows}
-    rows = ranks.held(op.X)
-    return (_build, op.kernel, op.theta, rows.number, settings), known, [rows]
-
-
-def _build(
-    ranks: Ranks,
-    kernel: TorchKernel,
-    theta: Tensor,
-    X: int,
-    settings: dict[str, Any],
-    extra_noise: Tensor | None = None,
-) -> RankOperator:
-    return RankOperator(kernel, theta, ranks.objects[X], extra_noise, ranks=ranks, **settings)
 
 
 def _own_product(op: RankOperator, V: Tensor) -> tuple[Tensor]:

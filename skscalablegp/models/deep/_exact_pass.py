@@ -124,7 +124,7 @@ class ExactPass:
     def moments(self, tensors: list[Tensor], noise: float) -> FeatureMoments:
         """The exact moments at a noise variance, scaled to n rows."""
         sent = [tensor.detach() for tensor in tensors]
-        found = self._work.sum(_moments_of, noise, self.dtype, tensors=sent)
+        found = self._work.sum(_moments_of, noise, self.dtype, *sent)
         square, n, log_scale = found[2].tolist()
         moments = FeatureMoments(found[0], found[1], square, n, log_scale)
         return moments if moments.n == self.n else moments.extended(self.n)
@@ -184,9 +184,8 @@ class ExactPass:
         `moments` are those at the noise of the search. With known noise they are needed only if the
         bounds leave no choice.
         """
-        rows = held_out.work.put(
-            _held_out_rows, self.features, tensors=[t.detach() for t in tensors]
-        )
+        sent = [tensor.detach() for tensor in tensors]
+        rows = held_out.work.put(_held_out_rows, self.features, *sent)
         if not held_out.noisy:
             return *held_out_noise(moments, rows, search.bounds), moments
         noise, some = search.noise, self._some()

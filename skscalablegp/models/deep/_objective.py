@@ -192,13 +192,13 @@ def held_out_noise(
     """
     values, basis = torch.linalg.eigh(moments.gram)
     lam, cross = values.clamp_min(0), basis.T @ moments.cross
-    rotated = rows.put(_rotated, tensors=[basis])
+    rotated = rows.put(_rotated, basis)
 
     def density(log_noise: float) -> float:
         s2 = math.exp(log_noise)
         inverse = 1 / (lam + s2)
         given = [inverse, inverse[:, None] * cross]
-        total, weight = rotated.sum(_losses, s2, tensors=given)[0].tolist()
+        total, weight = rotated.sum(_losses, s2, *given)[0].tolist()
         return total / weight
 
     low, high = (math.log(bound) for bound in noise_bounds)

@@ -37,7 +37,7 @@ def drawn_rows(work: Workers, tensors: Sequence[Tensor], *batches: Tensor) -> li
     """
     if isinstance(work, RankWorkers):
         sent = [tensor.detach() for tensor in tensors]
-        parts = work.gather(_evaluated, torch.cat(batches), tensors=sent)
+        parts = work.gather(_evaluated, torch.cat(batches), *sent)
         rows = Rows.of(*(torch.from_numpy(part).to(sent[0].device) for part in parts))
         places = torch.arange(len(rows)).split([len(index) for index in batches])
         first, *others = map(rows.take, places)
@@ -61,15 +61,8 @@ class _Shared(torch.autograd.Function):
     @staticmethod
     def backward(ctx, grad: Tensor) -> tuple[Any, ...]:
         needed = ctx.needs_input_grad[3:]
-        sums = iter(
-            ctx.work.sum(
-                _gradients,
-                needed,
-                rows=ctx.index,
-                along=[grad.contiguous()],
-                tensors=ctx.tensors,
-            )
-        )
+        given = needed, *ctx.tensors
+        sums = iter(ctx.work.sum(_gradients, *given, rows=ctx.index, along=[grad.contiguous()]))
         found = (
             next(sums).to(tensor) if need else None
             for need, tensor in zip(needed, ctx.tensors, strict=True)

@@ -294,7 +294,7 @@ class WeightSpaceStepper(Stepper):
         """Share of the held-out targets' variance that the current weights do not explain."""
         work = self.rows.held_out.work.put(DeepRows, self.features)
         sent = [tensor.detach() for tensor in (self.weights, *self.tensors)]
-        numbers, of_Y, of_squares = work.sum(_unexplained, tensors=sent)
+        numbers, of_Y, of_squares = work.sum(_unexplained, *sent)
         error, n = numbers.tolist()
         variance = (of_squares / n - (of_Y / n).square()).mean()
         return error / (n * len(of_Y)) / float(variance)

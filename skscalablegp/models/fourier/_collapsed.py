@@ -82,7 +82,7 @@ class FeatureSums:
     ) -> FeatureSums:
         """The sums of one pass over the rows; O(n m^2)."""
         with one_thread():
-            return cls(*problem.total(_sums, features, batch_rows, tensors=[theta]), len(problem.X))
+            return cls(*problem.total(_sums, features, batch_rows, theta), len(problem.X))
 
     def with_noise(self, ratio: float) -> FeatureSums:
         """The sums if all noise variances are `ratio` times as large."""
@@ -357,7 +357,7 @@ def _by_columns(
     grad = None
     if eval_gradient:
         G = cholesky_inverse(L).mul_(-0.5 * t).addmm_(W, W.T, alpha=-0.5)
-        (grad,) = problem.total(_slopes, features, batch, tensors=[theta, G, W])
+        (grad,) = problem.total(_slopes, features, batch, theta, G, W)
     weights = FeatureWeights(L, W)
     value = _value(quadratic, log_det, n, t)
     return CollapsedEvaluation(quadratic, log_det, value, grad, jitter, weights)

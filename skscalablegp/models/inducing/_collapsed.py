@@ -91,7 +91,7 @@ def collapsed_bound(
     theta, Z = theta.detach(), Z.detach()
     with torch.no_grad():
         white = Whitening.at(kernel, theta, Z.double())
-    found = sums(_moments, kernel, block_rows, tensors=[theta, Z, white.inverse])
+    found = sums(_moments, kernel, block_rows, theta, Z, white.inverse)
     (P, shift, numbers), eye = found, torch.eye(len(Z), dtype=torch.float64, device=Z.device)
     squares, log_noise, left, n, more = numbers.tolist()
     t, belief = shift.shape[1], NaturalBelief((P + eye)[None], shift)
@@ -103,8 +103,8 @@ def collapsed_bound(
     if not eval_gradient:
         return CollapsedBound(value, belief, white)
     excess = whitened.covariance[0] - eye
-    tensors = [theta, Z, white.inverse, excess, whitened.mean]
-    of_rows = sums(_slopes, kernel, block_rows, tensors=tensors)
+    tensors = theta, Z, white.inverse, excess, whitened.mean
+    of_rows = sums(_slopes, kernel, block_rows, *tensors)
     with torch.enable_grad():
         leaves = theta.clone().requires_grad_(True), Z.clone().requires_grad_(True)
         inducing = kernel.cross(leaves[0], leaves[1].double(), leaves[1].double())
@@ -243,7 +243,7 @@ def left_out_scales(
     each of the held-out rows. Titsias (2009), equation 6.
     """
     white = Whitening.at(kernel, theta, Z.double())
-    P, shift = sums(_products, kernel, block_rows, tensors=[theta, Z, white.inverse])
+    P, shift = sums(_products, kernel, block_rows, theta, Z, white.inverse)
     values, vectors = torch.linalg.eigh(P)
     values.clamp_(min=0)
     X, Y, some = some.X, some.Y, some.to(torch.float64)

@@ -73,11 +73,7 @@ class SparseModel:
 
     def seen(self, weights: list[Tensor], source: RowSource) -> Workers:
         """The rows as the kernel sees them, in blocks."""
-        return (
-            source.work
-            if self.network is None
-            else source.work.put(SeenRows, self, tensors=weights)
-        )
+        return source.work if self.network is None else source.work.put(SeenRows, self, *weights)
 
     def values(self, theta: Tensor, Z: Tensor, X: Tensor, extra: Tensor) -> KernelValues:
         """The kernel at inducing points and rows, differentiable in all arguments."""
@@ -269,7 +265,7 @@ class SparseStepper(Stepper):
         # At ranks, whose rows are not merged, one number travels.
         same = bool((weights == weights[0]).all())
         sent = [weights[:1] if same else weights, *self._values]
-        found = self._work.sum(SparseRows.sums, n, needed, rows=batch, tensors=sent)
+        found = self._work.sum(SparseRows.sums, n, needed, *sent, rows=batch)
         *sums, of_theta, of_Z = found[:7]
         if not bool(torch.isfinite(sums[0]).all()):
             raise torch.linalg.LinAlgError("k(Z, Z) has no factor")
@@ -317,7 +313,7 @@ class SparseStepper(Stepper):
             belief = best.belief.whitened()
             return SparseFit(theta, Z, weights, belief, best.value, best.white.jitter)
         belief, white = self.belief.whitened(), Whitening.at(model.kernel, theta, Z)
-        (expected,) = self._work.sum(SparseRows.expected, tensors=self._values)
+        (expected,) = self._work.sum(SparseRows.expected, *self._values)
         value = float(expected) - belief.divergence()
         return SparseFit(theta, Z, weights, belief, value, white.jitter)
 

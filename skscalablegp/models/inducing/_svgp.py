@@ -337,7 +337,7 @@ class SVGPRegressor(SparseMixin, MinibatchGPRegressorBase):
         least = min(source.work.call(_least_noise)) + white
         if model.likelihood.additive and bool((least <= 0).any()):
             # At ranks, equal rows of different ranks are not found.
-            source.work.call(_check_separable, tensors=[white])
+            source.work.call(_check_separable, white)
             check_noise(least)
 
     def _build_posterior(self) -> Posterior:

@@ -168,7 +168,7 @@ class FullBatch:
     def loss(self, mean: Tensor, eval_gradient: bool = True) -> tuple[float, Tensor]:
         """Minus the ELBO as a function of the mean, and its gradient or zeros."""
         away = self.factor.T @ (mean - self.mean)
-        value, slope = self.rows.sum(_likelihood_of, eval_gradient, tensors=[mean])
+        value, slope = self.rows.sum(_likelihood_of, eval_gradient, mean)
         return float(0.5 * away.square().sum() - value), self.factor @ away - slope
 
     def lower_bound(self, q: Belief) -> float:
@@ -213,12 +213,12 @@ def newton_steps(batch: FullBatch, max_iter: int, tol: float = 1e-6) -> Iterator
     if batch.noise.gaussian:
         factor, _ = cholesky_with_jitter(prior + rows.sum(_precision_of)[0])
         mean = mean - torch.cholesky_solve(batch.loss(mean)[1], factor)
-        yield Belief(mean, factor, float(rows.sum(_likelihood_of, False, tensors=[mean])[0]))
+        yield Belief(mean, factor, float(rows.sum(_likelihood_of, False, mean)[0]))
         return
     precision = prior
-    unit = max(rows.call(_prior_std, tensors=[batch.factor])) or 1.0
+    unit = max(rows.call(_prior_std, batch.factor)) or 1.0
     for step in range(1, max_iter + 1):
-        new = prior + rows.sum(_curvature_of, tensors=[mean])[0]
+        new = prior + rows.sum(_curvature_of, mean)[0]
         # Only half of the change is made, because mean and curvature would otherwise oscillate.
         precision = new if step < 3 else 0.5 * (new + precision)
         factor, _ = cholesky_with_jitter(precision)
@@ -228,10 +228,9 @@ def newton_steps(batch: FullBatch, max_iter: int, tol: float = 1e-6) -> Iterator
         halves = (0.5**k * change for k in range(30))
         lower = (h for h in halves if batch.loss(mean - h, eval_gradient=False)[0] <= loss)
         change = next(lower, torch.zeros_like(mean))
-        given = {"tensors": [factor, mean, change]}
-        moved, largest = map(max, zip(*rows.call(_moved, step, **given), strict=True))
+        moved, largest = map(max, zip(*rows.call(_moved, step, factor, mean, change), strict=True))
         mean = mean - change
-        expected = rows.sum(_expected_of, tensors=[mean])[0]
+        expected = rows.sum(_expected_of, mean)[0]
         yield Belief(mean, factor, float(expected))
         if moved <= tol * max(largest, unit):
             return

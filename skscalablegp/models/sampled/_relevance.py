@@ -143,8 +143,8 @@ class Dictionary:
         # So few rows have square roots of their own.
         source = source.here() if len(source) <= MOMENT_ROWS else source
         if isinstance(source, ShardedSource):
-            given = [self.points, self.amplitude]
-            *sums, numbers = source.work.sum(_moments_of, self.kernel, tensors=given)
+            given = self.kernel, self.points, self.amplitude
+            *sums, numbers = source.work.sum(_moments_of, *given)
             return Moments.of_sums(*sums, *numbers.tolist(), self.unit)
 
         def blocks() -> Iterator[tuple[Tensor, Tensor, Tensor]]:

@@ -336,7 +336,7 @@ class QSGPStepper(SampledStepper):
         tensors = [self._theta, left.data.weights, right.data.weights, *known, a, *diagonals]
         if self._steps >= self.exact_from:
             tensors += [self._folded(self.weights), self.diagonal()]
-        *gradients, of_theta = self._work.sum(batch_sums, *task, rows=rows, tensors=tensors)
+        *gradients, of_theta = self._work.sum(batch_sums, *task, *tensors, rows=rows)
         pulls: tuple[Tensor | float, ...] = (0.0, 0.0)
         if self.control_variate == "squares" and self.noise.gaussian:
             weight = self.noise.curvature / len(self.support)
