@@ -41,7 +41,7 @@ NUMBERS = {
     "inducing_points_": "m q",
     "variational_mean_": "m t",
     "variational_cov_": "t m m",
-    "latent_constant_": "k",
+    "latent_constant_": "t",
     "class_prior_": "c",
     "_power_losses": "g?",
     "coef_": "m t",
@@ -214,7 +214,8 @@ def _check_array(name: str, value: Any, dims: str | None, sizes: dict[str, int],
         value = np.asarray(value)
     if not isinstance(value, np.ndarray) or value.dtype.kind not in kind:
         raise ModelFileError(f"{name} is not an array of numbers of the right type")
-    if kind == "f" and not float(np.abs(value).max(initial=0.0)) < _LARGEST_NUMBER:
+    ends = (value.min(initial=0), value.max(initial=0)) if kind == "f" else ()
+    if not all(abs(float(end)) < _LARGEST_NUMBER for end in ends):
         raise ModelFileError(f"{name} contains NaN, infinity or numbers that no fit produces")
     if dims is None:
         return

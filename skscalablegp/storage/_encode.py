@@ -63,10 +63,13 @@ class Encoder:
 
     def _tensor(self, array: np.ndarray) -> str:
         """The name of a tensor: where it is in the model."""
-        name = stem = ".".join(self._path) or "value"
+        path = ".".join(self._path) or "value"
+        # Headers are printable ASCII.
+        name = stem = "".join(c if " " <= c <= "~" else f"\\{ord(c):x}" for c in path)
         k = 1
         while name in self.tensors:
             name, k = f"{stem}.{k}", k + 1
+        array = np.asarray(array, order="C")
         self.tensors[name], self.checksums[name] = array, checksum(array)
         return name
 

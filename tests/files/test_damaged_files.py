@@ -108,6 +108,8 @@ def test_every_tensor_has_a_checksum(path, tmp_path):
             "inducing_points_ contains NaN",
         ),
         (lambda f: f.put("inducing_points_", np.ones((6, 2), "<i8")), "of the right type"),
+        (lambda f: f.put("inducing_points_", np.full((6, 2), -1e200)), "that no fit produces"),
+        (lambda f: f.put("latent_constant_", np.zeros(0)), "which does not fit the rest"),
         (lambda f: f.put("_scaling.x_scale", np.zeros(2)), "not positive"),
         (lambda f: f.put("extra", np.zeros(2)), "no part of the model uses"),
         (lambda f: f.structure.pop("model"), "model"),
@@ -171,6 +173,51 @@ def test_texts_that_would_take_much_memory(filler, size, path, tmp_path):
         load(forged)
 
 
+def test_a_file_costs_the_memory_of_its_tensors(path, tmp_path):
+    forged = Forged(path)
+    forged.put("large", np.ones((2000, 1000)))
+    state(forged)["_weights"] = [{"array": {"tensor": "large"}}]
+    file = forged.write(tmp_path / "forged")
+    # One array, and a little for everything else.
+    assert load(file)._weights[0].nbytes == 16e6
+    assert memory(file) < 1.1 * file.stat().st_size / 2**20
+
+
+@pytest.mark.parametrize("code, width", [("BF16", 2), ("F8_E4M3", 1), ("C64", 8)])
+def test_dtypes_that_only_other_programs_write(code, width, path, tmp_path):
+    forged = Forged(path)
+    forged.header["inducing_points_"] = {"dtype": code, "shape": [6, 2]}
+    forged.data["inducing_points_"] = bytes(12 * width)
+    with pytest.raises(ModelFileError, match=f"inducing_points_' has the unknown dtype '{code}'"):
+        load(forged.write(tmp_path / "forged"))
+
+
+def test_booleans_other_than_0_and_1(path, tmp_path):
+    forged = Forged(path)
+    forged.put("flags", np.ones(3, bool))
+    forged.data["flags"] = bytes([0, 1, 2])
+    state(forged)["history_"] = {"array": {"tensor": "flags"}}
+    with pytest.raises(ModelFileError, match="'flags' has booleans other than 0 and 1"):
+        load(forged.write(tmp_path / "forged"))
+
+
+@pytest.mark.parametrize("key", ["dtype", "scaling", "format"])
+def test_a_header_with_a_key_twice(key, path, tmp_path):
+    """The library would take the last one."""
+    raw = Forged(path).write(tmp_path / "good").read_bytes()
+    length = int.from_bytes(raw[:8], "little")
+    text = raw[8 : 8 + length].decode()
+    old, new = {
+        "dtype": ('"dtype": "F64"', '"dtype": "F64", "dtype": "F64"'),
+        "scaling": ('"_scaling.x_mean": ', '"_scaling.x_mean": {}, "_scaling.x_mean": '),
+        "format": ('"format": ', '"format": "", "format": '),
+    }[key]
+    text = text.replace(old, new, 1).encode()
+    (tmp_path / "forged").write_bytes(len(text).to_bytes(8, "little") + text + raw[8 + length :])
+    with pytest.raises(ModelFileError, match="its header has the same key twice"):
+        load(tmp_path / "forged")
+
+
 def test_arrays_that_are_stored_as_one_number_have_a_limit(path, tmp_path):
     forged = Forged(path)
     forged.put("one", np.ones(1))
@@ -193,6 +240,8 @@ def test_files_of_other_kinds(tmp_path):
         with pytest.raises(ModelFileError, match=f"{name} cannot be loaded"):
             load(tmp_path / name)
     os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(ModelFileError, match="pipe cannot be loaded: it is not a regular file"):
+        load(tmp_path / "pipe")
     for name in ("nothing", "."):
         with pytest.raises(OSError):
             load(tmp_path / name)

@@ -4,6 +4,7 @@ import copyreg
 import json
 import os
 import pickle
+import resource
 import sys
 import warnings
 
@@ -76,6 +77,28 @@ def test_the_library_of_the_format_reads_the_tensors(model, tmp_path):
     tensors = load_file(tmp_path / "model.safetensors")
     assert_array_equal(tensors["inducing_points_"], model.inducing_points_)
     assert_array_equal(tensors["_scaling.x_mean"], model._scaling.x_mean)
+
+
+def test_tensors_of_every_dtype_layout_and_name(registry, tmp_path):
+    """The library reads what was written, under the umask, and in the size that was foretold."""
+    from safetensors.numpy import load_file
+
+    rows = np.arange(1000, 1024.0).reshape(4, 6)
+    values = {dtype: rows.astype(dtype) for dtype in "f8 f4 f2 i8 i4 i2 i1 u8 u4 u2 u1 ?".split()}
+    values |= {"columns": rows[:, ::2], "swapped": rows.astype(">f8"), "one": np.array(3.5)}
+    values |= {"größe\n\x7f": rows.T, '"\\': rows[:0], "\ud83d": rows[0], "😀": rows[1]}
+    holder = register(Holder)()
+    holder.values = values
+    path = tmp_path / "model"
+    assert save(holder, path) == saved_size(holder) == path.stat().st_size
+    (beside := tmp_path / "beside").touch()
+    assert path.stat().st_mode == beside.stat().st_mode
+    again = load(path).values
+    assert [*again] == [*values] and len(load_file(path)) == len(values)
+    for name, value in values.items():
+        assert again[name].shape == value.shape and again[name].dtype.kind == value.dtype.kind
+        assert_array_equal(again[name], value)
+    assert_array_equal(load_file(path)["values.columns"], rows[:, ::2])
 
 
 def test_what_is_shared_stays_shared(tmp_path):
@@ -232,6 +255,19 @@ def test_a_write_that_fails_leaves_the_old_file(model, tmp_path, monkeypatch):
             with pytest.raises(OSError, match="no space"):
                 save(RFFRegressor(), path)
         assert path.read_bytes() == before and list(tmp_path.iterdir()) == [path]
+
+
+def test_a_full_disk_leaves_the_old_file(model, tmp_path):
+    path = tmp_path / "model"
+    save(model, path)
+    before, (soft, hard) = path.read_bytes(), resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, hard))
+    try:
+        with pytest.raises(OSError, match=f"{path} cannot be written"):
+            save(model, path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert path.read_bytes() == before and list(tmp_path.iterdir()) == [path]
 
 
 def test_paths_that_are_none_say_what_to_do(model, tmp_path):
