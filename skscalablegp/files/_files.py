@@ -15,8 +15,7 @@ from ..storage import (
     said_by,
     structure_of,
 )
-from ._decode import ModelDecoder
-from ._encode import ModelEncoder
+from ._codec import ModelDecoder, ModelEncoder
 
 # The number of the schema that this version writes. Files of all schemas up to it are read.
 SCHEMA = 1

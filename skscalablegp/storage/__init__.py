@@ -3,10 +3,10 @@
 Files of models and checkpoints are made of it.
 """
 
+from ._codec import Decoder as Decoder
+from ._codec import Encoder as Encoder
 from ._container import Contents as Contents
 from ._container import opened as opened
-from ._decode import Decoder as Decoder
-from ._encode import Encoder as Encoder
 from ._errors import ModelFileError as ModelFileError
 from ._json import parse as parse
 from ._paths import checked_source as checked_source

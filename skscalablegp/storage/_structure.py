@@ -11,8 +11,8 @@ import sklearn
 import torch
 
 from .. import __version__
+from ._codec import Encoder
 from ._container import Contents, Tensors
-from ._encode import Encoder
 from ._errors import ModelFileError
 from ._json import parse
 
