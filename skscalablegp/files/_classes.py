@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from functools import cache
 from importlib import import_module
-from types import FunctionType
+from pkgutil import iter_modules
+from types import FunctionType, ModuleType
 from typing import Any, TypeVar
 
 import torch
@@ -20,54 +21,27 @@ Entry = TypeVar("Entry")
 _SETTINGS = ("kernels", "likelihoods", "priors", "solvers", "preconditioners", "truncation")
 _SETTINGS += ("gradients", "training")
 
-# Classes of fitted state, and functions in it, by the module that defines them. A class belongs
-# here as soon as a fitted estimator has an object of it in its ``__dict__``; `save` refuses those
-# that are missing.
+# Classes of fitted state, and functions in it, by the folder or the module that defines them. They
+# belong here as soon as a fitted estimator has them in its ``__dict__``; `save` refuses those that
+# are missing.
 _STATE = {
-    "core._arrays": ["Record"],
-    "core._exact_process": ["ExactProcess"],
-    "core._fitted": ["LeftOut"],
-    "core._plan": ["Choice"],
-    "core.data._rows": ["Scaling"],
-    "core.data._table": ["Table"],
-    "features._fourier": ["_Block", "_First", "PriorFeatures"],
-    "features._network": ["DenseNetwork", "LimitedNetwork", "ModuleNetwork", "_Copies"],
-    "kernels._categorical": ["CategoryCovariance", "CodeFrequencies", "Equality"],
-    "kernels._compile": ["TorchKernel"],
-    "kernels._constant": ["Constant"],
-    "kernels._dot_product": ["Linear"],
-    "kernels._exp_sine_squared": ["Periodic"],
-    "kernels._frequencies": ["ScaledFrequencies", "SpreadFrequencies"],
-    "kernels._matern": ["Matern12", "Matern32", "Matern52"],
-    "kernels._nodes": ["OnColumns", "PowerNode", "ProductNode", "SumNode", "SumOverColumns"]
-    + ["ZeroElsewhere"],
-    "kernels._numpy": ["NumpyKernel"],
-    "kernels._priors": ["ThetaPrior"],
-    "kernels._rational_quadratic": ["GammaMixtureFrequencies", "RationalQuadratic"],
-    "kernels._rbf": ["Gaussian"],
-    "kernels._slots": ["Slot"],
-    "kernels._spectral_mixture": ["BumpFrequencies", "SpectralComponent"],
-    "kernels._stationary": ["Stationary"],
-    "kernels._white": ["White"],
-    "meta._encoding": ["TableEncoder", "_Categories", "_Dates", "_Numbers"],
-    "meta._leaderboard": ["Leaderboard", "LeaderboardRow"],
-    "meta._noise": ["NoiseModel", "NoisePart", "_Standardised"],
-    "meta._normal_scores": ["NormalScores", "ScoredColumns"],
-    "meta._scaled": ["Scaled", "Tails"],
-    "meta._target_codes": ["TargetCodes"],
-    "meta._trees": ["BoostedClasses", "BoostedTrees", "RandomizedTrees"],
-    "metrics": ["_PredictiveScorer", "_crps_of", "_interval_score_of", "_moments", "_nlpd_of"]
-    + ["_pinball_of", "_share_inside", "predict_interval", "predict_quantiles"],
-    "models.deep._features": ["DeepFeatures"],
-    "models.grid._grid": ["Axis", "Grid"],
-    "models.grid._moments": ["GridMoments"],
-    "models.grid._network": ["GridFeatures"],
-    "models.grid._objective": ["CommonNoise", "FixedNoise", "NoiseByRow"],
-    "models.iterative._posterior": ["PathwiseSamples"],
-    "models.iterative._solves": ["Solves"],
-    "models.sampled._basis": ["Functions"],
-    "models.sampled._exact": ["ExactModel"],
-    "models.sampled._posterior": ["SampledModel"],
+    "core": "Choice ExactProcess LeftOut Record",
+    "core.data": "Scaling Table",
+    "features": "DenseNetwork LimitedNetwork ModuleNetwork PriorFeatures _Block _Copies _First",
+    "kernels": "BumpFrequencies CategoryCovariance CodeFrequencies Constant Equality"
+    " GammaMixtureFrequencies Gaussian Linear Matern12 Matern32 Matern52 NumpyKernel OnColumns"
+    " Periodic PowerNode ProductNode RationalQuadratic ScaledFrequencies Slot SpectralComponent"
+    " SpreadFrequencies Stationary SumNode SumOverColumns ThetaPrior TorchKernel White"
+    " ZeroElsewhere",
+    "meta": "BoostedClasses BoostedTrees Leaderboard LeaderboardRow NoiseModel NoisePart"
+    " NormalScores RandomizedTrees Scaled ScoredColumns TableEncoder Tails TargetCodes _Categories"
+    " _Dates _Numbers _Standardised",
+    "metrics": "_PredictiveScorer _crps_of _interval_score_of _moments _nlpd_of _pinball_of"
+    " _share_inside predict_interval predict_quantiles",
+    "models.deep": "DeepFeatures",
+    "models.grid": "Axis CommonNoise FixedNoise Grid GridFeatures GridMoments NoiseByRow",
+    "models.iterative": "PathwiseSamples Solves",
+    "models.sampled": "ExactModel Functions SampledModel",
 }
 
 # Layers of networks that are given as modules, and are made of their own attributes only.
@@ -90,16 +64,25 @@ def table() -> dict[str, Any]:
     for name in _SETTINGS:
         module = import_module(f"{package.__name__}.{name}")
         found |= {f"{name}.{entry}": getattr(module, entry) for entry in module.__all__}
-    for name, classes in _STATE.items():
-        module = import_module(f"{package.__name__}.{name}")
-        folder = (name.rpartition(".")[0] or name).rpartition(".")[2]
-        found |= {f"{folder}.{entry}": getattr(module, entry) for entry in classes}
     # Public modules also offer functions, which are no values of parameters.
-    listed = {entry for classes in _STATE.values() for entry in classes}
+    found = {name: entry for name, entry in found.items() if isinstance(entry, type)}
+    for folder, names in _STATE.items():
+        defined = _defined_in(import_module(f"{package.__name__}.{folder}"))
+        stem = folder.rpartition(".")[2]
+        found |= {f"{stem}.{name}": defined[name] for name in names.split()}
+    return found
+
+
+def _defined_in(module: ModuleType) -> dict[str, Any]:
+    """What a module has, or the modules in a folder define."""
+    if not hasattr(module, "__path__"):
+        return vars(module)
+    parts = [import_module(f"{module.__name__}.{it.name}") for it in iter_modules(module.__path__)]
     return {
         name: entry
-        for name, entry in found.items()
-        if isinstance(entry, type) or name.rpartition(".")[2] in listed
+        for part in parts
+        for name, entry in vars(part).items()
+        if getattr(entry, "__module__", "") == part.__name__
     }
 
 

@@ -18,57 +18,35 @@ from ._classes import is_registered, name_of
 # What a file may contain in addition to scikit-learn's public estimators, NumPy's arrays and
 # Python's containers, which skops knows. Functions among them are called by an estimator's own code
 # only.
-TYPES = {
-    "numpy.dtype",
-    "numpy.max",
-    "numpy.mean",
-    "numpy.median",
-    "numpy.min",
-    "numpy.ma.MaskedArray",
-    "numpy.ma.core.MaskedArray",
-    "sklearn._loss.loss.HalfTweedieLoss",
-    "sklearn._loss.loss.HalfTweedieLossIdentity",
-    "sklearn.calibration._CalibratedClassifier",
-    "sklearn.calibration._SigmoidCalibration",
-    "sklearn.compose._column_transformer._RemainderColsList",
-    "sklearn.compose._column_transformer.make_column_selector",
-    "sklearn.ensemble._hist_gradient_boosting.predictor.TreePredictor",
-    "sklearn.feature_selection._mutual_info.mutual_info_classif",
-    "sklearn.feature_selection._mutual_info.mutual_info_regression",
-    "sklearn.feature_selection._univariate_selection.f_classif",
-    "sklearn.feature_selection._univariate_selection.f_regression",
-    "sklearn.metrics._scorer._PassthroughScorer",
-    "sklearn.metrics._scorer._MultimetricScorer",
-    "sklearn.metrics._scorer._Scorer",
-    "sklearn.model_selection._split.GroupKFold",
-    "sklearn.model_selection._split.KFold",
-    "sklearn.model_selection._split.LeaveOneOut",
-    "sklearn.model_selection._split.PredefinedSplit",
-    "sklearn.model_selection._split.RepeatedKFold",
-    "sklearn.model_selection._split.RepeatedStratifiedKFold",
-    "sklearn.model_selection._split.ShuffleSplit",
-    "sklearn.model_selection._split.StratifiedKFold",
-    "sklearn.model_selection._split.StratifiedShuffleSplit",
-    "sklearn.model_selection._split.TimeSeriesSplit",
-    "sklearn.neural_network._stochastic_optimizers.AdamOptimizer",
-    "sklearn.neural_network._stochastic_optimizers.SGDOptimizer",
-    "sklearn.tree._tree.Tree",
-    "sklearn.utils._bunch.Bunch",
-    "sklearn.utils._metadata_requests.MetadataRequest",
-    "sklearn.utils._metadata_requests.MethodMetadataRequest",
+_NAMES = {
+    "numpy": "dtype max mean median min ma.MaskedArray ma.core.MaskedArray",
+    "sklearn._loss.loss": "HalfTweedieLoss HalfTweedieLossIdentity",
+    "sklearn.calibration": "_CalibratedClassifier _SigmoidCalibration",
+    "sklearn.compose._column_transformer": "_RemainderColsList make_column_selector",
+    "sklearn.ensemble._hist_gradient_boosting.predictor": "TreePredictor",
+    "sklearn.feature_selection._mutual_info": "mutual_info_classif mutual_info_regression",
+    "sklearn.feature_selection._univariate_selection": "f_classif f_regression",
+    "sklearn.metrics._classification": "accuracy_score balanced_accuracy_score brier_score_loss"
+    " f1_score log_loss",
+    "sklearn.metrics._ranking": "roc_auc_score",
+    "sklearn.metrics._regression": "max_error mean_absolute_error mean_absolute_percentage_error"
+    " mean_squared_error median_absolute_error r2_score root_mean_squared_error",
+    "sklearn.metrics._scorer": "_MultimetricScorer _PassthroughScorer _Scorer",
+    "sklearn.model_selection._split": "GroupKFold KFold LeaveOneOut PredefinedSplit RepeatedKFold"
+    " RepeatedStratifiedKFold ShuffleSplit StratifiedKFold StratifiedShuffleSplit TimeSeriesSplit",
+    "sklearn.neural_network._stochastic_optimizers": "AdamOptimizer SGDOptimizer",
+    "sklearn.tree._tree": "Tree",
+    "sklearn.utils._bunch": "Bunch",
+    "sklearn.utils._metadata_requests": "MetadataRequest MethodMetadataRequest",
+    # Boosting with categories checks its other columns by a partial of this function; `check_trees`
+    # refuses partials of any other one.
+    "sklearn.utils.validation": "check_array",
+    "functools": "partial",
+    __name__: "Place",
 }
+TYPES = {f"{module}.{name}" for module, names in _NAMES.items() for name in names.split()}
 # Compiled objects whose state is not checked; estimators that have them work without, too.
 _SEARCH_TREES = ("sklearn.neighbors._kd_tree.", "sklearn.neighbors._ball_tree.")
-_METRICS = ("r2_score", "max_error", "mean_squared_error", "root_mean_squared_error")
-_METRICS += ("mean_absolute_error", "median_absolute_error", "mean_absolute_percentage_error")
-TYPES |= {f"sklearn.metrics._regression.{name}" for name in _METRICS}
-_METRICS = ("accuracy_score", "balanced_accuracy_score", "log_loss", "brier_score_loss", "f1_score")
-TYPES |= {f"sklearn.metrics._classification.{name}" for name in _METRICS}
-TYPES |= {"sklearn.metrics._ranking.roc_auc_score"}
-TYPES |= {f"{__name__}.Place"}
-# Boosting with categories checks its other columns by a partial of this function; `check_trees`
-# refuses partials of any other one.
-TYPES |= {"functools.partial", "sklearn.utils.validation.check_array"}
 
 # Largest number of parts of the archive in which skops keeps its arrays.
 _MOST_PARTS = 100_000
