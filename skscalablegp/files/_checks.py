@@ -23,91 +23,71 @@ from ..core.likelihoods import Likelihood
 from ..kernels import compile_kernel
 from ..storage import ModelFileError
 
-# Arrays of finite numbers, by the name of the attribute that holds them: sizes in letters, of which
-# equal ones are equal in one object. A dimension with a question mark may be missing, and "class."
-# before a name stands for that class alone. Where None is possible, the check is left out.
-NUMBERS = {
-    "X_train_": "n d",
-    "y_train_": "n t?",
-    "_noise_train": "n",
-    "_counts_train": "n",
-    "_residual": "n t",
-    "_within_train": "n",
-    "alpha_": "n t?",
-    "_origin": "d?",
-    "Table.origin": "d?",
-    "_y_train_mean": "t?",
-    "_y_train_std": "t?",
-    "inducing_points_": "m q",
-    "variational_mean_": "m t",
-    "variational_cov_": "t m m",
-    "latent_constant_": "t",
-    "class_prior_": "c",
-    "_power_losses": "g?",
-    "coef_": "m t",
-    "coef_precision_cholesky_": "m m",
-    "coef_covariance_cholesky_": "m m",
-    "_process_factor": "m m",
-    "relevance_vectors_": "m d",
-    "precision_": "m m?",
-    "shift_": "m t",
-    "weights_": "k",
-    "held_out_mean_": "h",
-    "held_out_std_": "h",
-    "held_out_proba_": "h c",
-    "Scaling.x_mean": "d",
-    "Scaling.x_scale": "d",
-    "Scaling.y_mean": "t",
-    "Scaling.y_scale": "t",
-    "GridFeatures.x_mean": "d",
-    "GridFeatures.x_scale": "d",
-    "GridFeatures.centre": "q",
-    "GridFeatures.spread": "q",
-    "GridMoments.rhs": "p t",
-    "GridMoments.total": "t",
-    "SampledModel.mean": "q u t",
-    "SampledModel.dense": "q u c",
-    "SampledModel.diagonal": "q u",
-    "SampledModel.support_X": "s d",
-    "SampledModel.support_Y": "s t",
-    "SampledModel.support_share": "s",
-    "SampledModel.constant": "t",
-    "ExactModel.mean": "m t",
-    "ExactModel.factor": "m m",
-    "ExactModel.constant": "t",
-    "Functions.points": "p d",
-    "Table.y": "n t?",
-    "Table.y_mean": "t?",
-    "Table.y_std": "t?",
-    "Table.noise": "n",
-    "Table.counts": "n",
-    "Table.within": "n",
-    "LeftOut.mean": "h t?",
-    "LeftOut.std": "h t?",
-    "NormalScores.values": "k",
-    "NormalScores.scores": "k",
-    "Tails.nodes": "k",
-    "Tails.values": "k",
-    "ScaledFrequencies.base": "f d",
-    "GammaMixtureFrequencies.base": "f d",
-    "GammaMixtureFrequencies.uniforms": "f",
-    "BumpFrequencies.base": "f d",
-    "BumpFrequencies.signs": "f d",
-    "CodeFrequencies.uniforms": "f",
-    "PathwiseSamples.prior_weights": "q s",
-    "PathwiseSamples.representer_weights": "n s",
-}
-# Arrays of whole numbers that are not negative, and below the size that follows the sign.
-INDICES = {
-    "_near": "r k < n",
-    "_seen": "r < n",
-    "relevance_": "m",
-    "held_out_": "h",
-    "LeftOut.rows": "h",
-}
-# Lists of finite arrays, and of indices below a size.
-LISTS = ("_tensors", "_weights", "GridFeatures.weights", "_sums")
-INDEX_LISTS = {"experts_": "n"}
+
+def _by_name(names: Mapping[str, str]) -> dict[str, str]:
+    return {name: form for form, all_of_it in names.items() for name in all_of_it.split()}
+
+
+# Arrays of finite numbers by form, with the names of the attributes that hold them. A form has sizes
+# in letters, of which equal ones are equal in one object. A dimension with a question mark may be
+# missing, and "each" stands for the arrays in a list. "Class." before a name stands for that class
+# alone. Where None is possible, the check is left out.
+NUMBERS = _by_name(
+    {
+        "n d": "X_train_",
+        "n t?": "y_train_ alpha_ Table.y",
+        "n t": "_residual",
+        "n": "_noise_train _within_train Table.noise Table.within",
+        "n | positive": "_counts_train Table.counts",
+        "d?": "_origin Table.origin",
+        "d": "Scaling.x_mean GridFeatures.x_mean",
+        "d | positive": "Scaling.x_scale GridFeatures.x_scale",
+        "t?": "_y_train_mean Table.y_mean",
+        "t? | positive": "_y_train_std Table.y_std",
+        "t": "latent_constant_ Scaling.y_mean GridMoments.total SampledModel.constant"
+        " ExactModel.constant",
+        "t | positive": "Scaling.y_scale",
+        "t m m": "variational_cov_",
+        "m t": "variational_mean_ coef_ shift_ ExactModel.mean",
+        "m m": "coef_precision_cholesky_ coef_covariance_cholesky_ _process_factor"
+        " ExactModel.factor",
+        "m m?": "precision_",
+        "m q": "inducing_points_",
+        "m d": "relevance_vectors_",
+        "c | positive": "class_prior_",
+        "g?": "_power_losses",
+        "h": "held_out_mean_ held_out_std_",
+        "h c": "held_out_proba_",
+        "h t?": "LeftOut.mean LeftOut.std",
+        "k": "weights_ NormalScores.values NormalScores.scores Tails.nodes Tails.values",
+        "q": "GridFeatures.centre",
+        "q | positive": "GridFeatures.spread",
+        "q u t": "SampledModel.mean",
+        "q u c": "SampledModel.dense",
+        "q u": "SampledModel.diagonal",
+        "s d": "SampledModel.support_X",
+        "s t": "SampledModel.support_Y",
+        "s | positive": "SampledModel.support_share",
+        "p t": "GridMoments.rhs",
+        "p d": "Functions.points",
+        "f d": "ScaledFrequencies.base GammaMixtureFrequencies.base BumpFrequencies.base"
+        " BumpFrequencies.signs",
+        "f": "GammaMixtureFrequencies.uniforms CodeFrequencies.uniforms",
+        "q s": "PathwiseSamples.prior_weights",
+        "n s": "PathwiseSamples.representer_weights",
+        "each": "_tensors _weights GridFeatures.weights _sums",
+    }
+)
+# Arrays of whole numbers that are not negative, and below a size.
+INDICES = _by_name(
+    {
+        "r k | n": "_near",
+        "r | n": "_seen",
+        "m": "relevance_",
+        "h": "held_out_ LeftOut.rows",
+        "each k | n": "experts_",
+    }
+)
 # Finite numbers, positive if the name is followed by a sign.
 SCALARS = ("noise_variance_ +", "_scale +", "local_power_", "_variance_scale +")
 SCALARS += ("n_features_in_ +", "n_neighbors_ +", "n_iter_", "n_samples_seen_ +")
@@ -115,10 +95,6 @@ SCALARS += ("n_features_in_ +", "n_neighbors_ +", "n_iter_", "n_samples_seen_ +"
 TOGETHER = [("X_train_", "y_train_", "_noise_train"), ("_y_train_mean", "_y_train_std")]
 TOGETHER += [("variational_mean_", "variational_cov_", "latent_constant_")]
 TOGETHER += [("_counts_train", "_within_train"), ("Table.counts", "Table.within")]
-# Arrays and numbers that divide.
-_POSITIVE = {"_y_train_std", "Scaling.x_scale", "Scaling.y_scale", "GridFeatures.x_scale"}
-_POSITIVE |= {"GridFeatures.spread", "Table.y_std", "_counts_train", "Table.counts"}
-_POSITIVE |= {"SampledModel.support_share", "class_prior_"}
 # Whole numbers in fitted state stay below the first, others below the second: fits take numbers up
 # to 1e30, and squares of these and their inverses must have squares.
 _LARGEST, _LARGEST_NUMBER = 2**48, 1e100
@@ -182,26 +158,19 @@ def check_record(cls: type, values: Mapping[str, Any]) -> None:
 
 
 def _check_arrays(owner: str, state: Mapping[str, Any], sizes: dict[str, int]) -> None:
-    for name, value in state.items():
-        own = f"{owner}.{name}"
-        dims = NUMBERS.get(own, NUMBERS.get(name))
-        if dims is not None and value is not None and not _of_objects(name, value):
-            _check_array(name, value, dims, sizes, "f")
-            if (own in _POSITIVE or name in _POSITIVE) and not (np.asarray(value) > 0).all():
-                raise ModelFileError(f"{name} has numbers that are not positive")
-        if name in LISTS or own in LISTS:
-            for k, part in enumerate(() if value is None else value):
-                _check_array(f"{name}[{k}]", part, None, {}, "f")
-    for name, value in state.items():
-        spec = INDICES.get(f"{owner}.{name}", INDICES.get(name))
-        if spec is not None and value is not None:
-            dims, _, below = spec.partition(" < ")
-            _check_array(name, value, dims, sizes, "iu")
-            _check_indices(name, value, sizes.get(below))
-        if name in INDEX_LISTS and value is not None:
+    for forms, kind in ((NUMBERS, "f"), (INDICES, "iu")):
+        for name, value in state.items():
+            form = forms.get(f"{owner}.{name}", forms.get(name))
+            if form is None or value is None or _of_objects(name, value):
+                continue
+            dims, _, rule = form.partition(" | ")
+            if not dims.startswith("each"):
+                _check_array(name, value, dims, sizes, kind)
+                _check_numbers(name, value, rule, sizes)
+                continue
             for k, part in enumerate(value):
-                _check_array(f"{name}[{k}]", part, "k", {}, "iu")
-                _check_indices(f"{name}[{k}]", part, sizes.get(INDEX_LISTS[name]))
+                _check_array(f"{name}[{k}]", part, dims[5:], {}, kind)
+                _check_numbers(f"{name}[{k}]", part, rule, sizes)
 
 
 def _of_objects(name: str, value: Any) -> bool:
@@ -209,7 +178,7 @@ def _of_objects(name: str, value: Any) -> bool:
     return name == "X_train_" and isinstance(value, np.ndarray) and value.dtype.kind in "OU"
 
 
-def _check_array(name: str, value: Any, dims: str | None, sizes: dict[str, int], kind: str) -> None:
+def _check_array(name: str, value: Any, dims: str, sizes: dict[str, int], kind: str) -> None:
     if isinstance(value, float | np.floating):
         value = np.asarray(value)
     if not isinstance(value, np.ndarray) or value.dtype.kind not in kind:
@@ -217,7 +186,7 @@ def _check_array(name: str, value: Any, dims: str | None, sizes: dict[str, int],
     ends = (value.min(initial=0), value.max(initial=0)) if kind == "f" else ()
     if not all(abs(float(end)) < _LARGEST_NUMBER for end in ends):
         raise ModelFileError(f"{name} contains NaN, infinity or numbers that no fit produces")
-    if dims is None:
+    if not dims:
         return
     letters = dims.split()
     while len(letters) > value.ndim and letters[-1].endswith("?"):
@@ -229,9 +198,12 @@ def _check_array(name: str, value: Any, dims: str | None, sizes: dict[str, int],
             raise ModelFileError(f"{name} has the shape {value.shape}, which does not fit the rest")
 
 
-def _check_indices(name: str, value: np.ndarray, below: int | None) -> None:
-    if value.size and (value.min() < 0 or (below is not None and value.max() >= below)):
-        raise ModelFileError(f"{name} refers to rows that do not exist")
+def _check_numbers(name: str, value: np.ndarray, rule: str, sizes: Mapping[str, int]) -> None:
+    if rule == "positive" and not (np.asarray(value) > 0).all():
+        raise ModelFileError(f"{name} has numbers that are not positive")
+    if np.asarray(value).dtype.kind in "iu" and value.size:
+        if value.min() < 0 or (rule in sizes and value.max() >= sizes[rule]):
+            raise ModelFileError(f"{name} refers to rows that do not exist")
 
 
 # ------------------------------------------------------------------ fields

@@ -15,6 +15,8 @@ from sklearn.linear_model import LinearRegression
 from skscalablegp import (
     KISSGPRegressor,
     MeanFunctionRegressor,
+    NNGPRegressor,
+    PoERegressor,
     SGPRRegressor,
     SVGPRegressor,
     load,
@@ -131,6 +133,21 @@ def test_what_a_stranger_may_write(change, message, path, tmp_path):
     with pytest.raises(ModelFileError, match=message):
         model = load(forged.write(tmp_path / "forged"))
         model.predict(X)
+
+
+@pytest.mark.parametrize("at", [-1, 40])
+@pytest.mark.parametrize("name", ["_near", "experts_"])
+def test_indices_of_rows_that_do_not_exist(name, at, tmp_path):
+    """A negative one would be another row."""
+    settings = {"optimizer": None, "random_state": 0}
+    near = NNGPRegressor(n_neighbors=8, calibrate=False, **settings)
+    model = near if name == "_near" else PoERegressor(expert_size=10, **settings)
+    model.fit(X, Y)
+    rows = model._near if name == "_near" else model.experts_[1]
+    rows.flat[3] = at
+    save(model, tmp_path / "model")
+    with pytest.raises(ModelFileError, match=f"{name}.* refers to rows that do not exist"):
+        load(tmp_path / "model")
 
 
 def test_targets_of_an_estimator_and_of_the_one_below_it(tmp_path):

@@ -2,6 +2,8 @@
 
 DAMAGED, FILES = "tests/files/test_damaged_files.py", "tests/files/test_files.py"
 
+CONSTANTS = "Scaling.y_mean GridMoments.total SampledModel.constant ExactModel.constant"
+
 MUTANTS = [
     (
         "a tensor is not compared with its checksum",
@@ -97,6 +99,38 @@ MUTANTS = [
         'OSError(f"{path} cannot be written: {error}")',
         "error",
         f"{FILES} -k full_disk",
+        True,
+    ),
+    (
+        "any number of constants of latent functions",
+        "NUMBERS",
+        f'"latent_constant_ {CONSTANTS}"',
+        f'"{CONSTANTS}"',
+        f"{DAMAGED} -k stranger_may_write",
+        True,
+    ),
+    (
+        "scales are any numbers",
+        "_check_numbers",
+        "(np.asarray(value) > 0).all()",
+        "True",
+        f"{DAMAGED} -k stranger_may_write",
+        True,
+    ),
+    (
+        "indices count from the end",
+        "_check_numbers",
+        "value.min() < 0",
+        "False",
+        f"{DAMAGED} -k rows_that_do_not_exist",
+        True,
+    ),
+    (
+        "indices are of any row",
+        "_check_numbers",
+        "value.max() >= sizes[rule]",
+        "False",
+        f"{DAMAGED} -k rows_that_do_not_exist",
         True,
     ),
 ]
