@@ -15,6 +15,7 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 
 import numpy as np
 import torch
+from jaxtyping import Float, Float64
 from sklearn.gaussian_process.kernels import Kernel
 
 from .._compat import check_parameters
@@ -28,10 +29,11 @@ def _by_name(names: Mapping[str, str]) -> dict[str, str]:
     return {name: form for form, all_of_it in names.items() for name in all_of_it.split()}
 
 
-# Arrays of finite numbers by form, with the names of the attributes that hold them. A form has sizes
-# in letters, of which equal ones are equal in one object. A dimension with a question mark may be
-# missing, and "each" stands for the arrays in a list. "Class." before a name stands for that class
-# alone. Where None is possible, the check is left out.
+# Arrays of finite numbers by form, with the names of the attributes that hold them, apart from what
+# a dataclass declares with its shape. A form has sizes in letters, of which equal ones are equal
+# in one object. A dimension with a question mark may be missing, and "each" stands for the arrays
+# in a list. "Class." before a name stands for that class alone. Where None is possible, there is
+# no check.
 NUMBERS = _by_name(
     {
         "n d": "X_train_",
@@ -70,11 +72,6 @@ NUMBERS = _by_name(
         "s | positive": "SampledModel.support_share",
         "p t": "GridMoments.rhs",
         "p d": "Functions.points",
-        "f d": "ScaledFrequencies.base GammaMixtureFrequencies.base BumpFrequencies.base"
-        " BumpFrequencies.signs",
-        "f": "GammaMixtureFrequencies.uniforms CodeFrequencies.uniforms",
-        "q s": "PathwiseSamples.prior_weights",
-        "n s": "PathwiseSamples.representer_weights",
         "each": "_tensors _weights GridFeatures.weights _sums",
     }
 )
@@ -137,7 +134,7 @@ def check(value: Any) -> None:
     sizes: dict[str, int] = {}
     if type(state.get("n_features_in_")) is int:
         sizes["d"] = state["n_features_in_"]
-    _check_arrays(cls.__name__, state, sizes)
+    _check_arrays(cls, state, sizes)
     if isinstance(value, GPModel):
         _check_model(value, state)
 
@@ -151,16 +148,27 @@ def check_record(cls: type, values: Mapping[str, Any]) -> None:
     if {field.name for field in fields(cls)} != set(values):
         raise ModelFileError(f"a {cls.__name__} has other fields")
     _check_fields(cls, values, of_records=True)
-    _check_arrays(cls.__name__, values, {})
+    _check_arrays(cls, values, {})
 
 
 # ------------------------------------------------------------------ arrays
 
 
-def _check_arrays(owner: str, state: Mapping[str, Any], sizes: dict[str, int]) -> None:
-    for forms, kind in ((NUMBERS, "f"), (INDICES, "iu")):
+@cache
+def _declared(cls: type) -> dict[str, str]:
+    """The forms of the arrays of numbers that a dataclass declares."""
+    return {
+        name: part.dim_str
+        for name, hint in (_hints(cls) if is_dataclass(cls) else {}).items()
+        for part in get_args(hint) or (hint,)
+        if getattr(part, "dtype", None) in (Float, Float64)
+    }
+
+
+def _check_arrays(cls: type, state: Mapping[str, Any], sizes: dict[str, int]) -> None:
+    for forms, kind in ((NUMBERS | _declared(cls), "f"), (INDICES, "iu")):
         for name, value in state.items():
-            form = forms.get(f"{owner}.{name}", forms.get(name))
+            form = forms.get(f"{cls.__name__}.{name}", forms.get(name))
             if form is None or value is None or _of_objects(name, value):
                 continue
             dims, _, rule = form.partition(" | ")
@@ -179,7 +187,7 @@ def _of_objects(name: str, value: Any) -> bool:
 
 
 def _check_array(name: str, value: Any, dims: str, sizes: dict[str, int], kind: str) -> None:
-    if isinstance(value, float | np.floating):
+    if isinstance(value, float | np.floating | torch.Tensor):
         value = np.asarray(value)
     if not isinstance(value, np.ndarray) or value.dtype.kind not in kind:
         raise ModelFileError(f"{name} is not an array of numbers of the right type")

@@ -70,6 +70,8 @@ class ModelEncoder(Encoder):
             raise TypeError(f"{self._where()} cannot be saved: {error}") from None
         tensor = self._tensor(np.frombuffer(data, dtype=np.uint8))
         inner = [self._inside(type(model).__name__, model) for model in models]
+        # The types are for readers of the file: `loads` looks at the archive itself.
+        # `loads` looks for the types itself. Other readers need not open the archive for them.
         return {"scikit": {"tensor": tensor, "types": types, "models": inner}}
 
 
@@ -125,7 +127,7 @@ class ModelDecoder(Decoder):
         return cls(*self._all(content["arguments"]))
 
     def _scikit(self, content: Any) -> Any:
-        made = loads(self._tensor(content["tensor"]), content["types"])
+        made = loads(self._tensor(content["tensor"]))
         return restored(made, self._all(content["models"]))
 
 

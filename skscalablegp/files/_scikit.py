@@ -115,7 +115,7 @@ def dumps(value: Any) -> tuple[bytes, list[str], list[Any]]:
     return data, types, models
 
 
-def loads(data: np.ndarray, types: Sequence[str]) -> Any:
+def loads(data: np.ndarray) -> Any:
     """The inverse of `dumps`, with a `Place` for each part that was cut out.
 
     Raises
@@ -126,10 +126,8 @@ def loads(data: np.ndarray, types: Sequence[str]) -> Any:
     skops = _skops()
     raw = data.tobytes()
     _check_archive(raw)
-    if not isinstance(types, list) or not all(type(name) is str for name in types):
-        raise ModelFileError("its types are not a list of names")
-    wrong = [name for name in types if name not in TYPES]
-    if wrong or set(skops.get_untrusted_types(data=raw)) - set(types):
+    types = skops.get_untrusted_types(data=raw)
+    if wrong := set(types) - TYPES:
         raise ModelFileError(f"it has types of scikit-learn that files may not have {wrong}")
     value = skops.loads(raw, trusted=types)
     check_trees(value)
