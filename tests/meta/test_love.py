@@ -254,12 +254,13 @@ class TestWeights:
         below = self.posterior(name, X.numpy(), y.numpy())
         exact, size = below.variance(X_new), len(below.weights)
         form = below.low_rank_form()
-        weights = form.form
-        phi = weights.features(X_new)
-        inner = (phi @ torch.linalg.inv(weights.precision)) * phi
-        rest = weights.prior(X_new) - phi.square().sum(1)
+        phi = below.psi(X_new)
+        inner = (phi @ torch.linalg.inv(below.precision())) * phi
+        rest = 0.0 * exact
+        if name == "inducing points":
+            rest = torch.as_tensor(kernel().k1.diag(X_new)) - phi.square().sum(1)
+            assert float(rest.max()) > 1e-6
         torch.testing.assert_close(inner.sum(1) + rest, exact, rtol=1e-6, atol=1e-9)
-        assert float(rest.max()) > 1e-6 if weights.has_rest else float(rest.abs().max()) < 1e-12
         errors = []
         for rank in (3, 10, size // 2):
             (found,) = form.growing(X_new[:20], X, rank, rank)

@@ -294,9 +294,9 @@ MUTANTS = [
     ),
     (
         "latent functions of classes are predicted without their constants",
-        "InducingPosterior.latent_moments",
-        "K.T @ self.weights + self.belief.constant",
-        "K.T @ self.weights",
+        "LinearModule.latent_moments",
+        "phi @ self.weights + self.constant",
+        "phi @ self.weights",
         "tests/contracts/test_class_shares.py -k learned_constant",
     ),
     (
@@ -337,9 +337,9 @@ MUTANTS = [
     ),
     (
         "functions of low-rank variances have the exact ones",
-        "LOVEWeights.functions",
-        "self._below.with_spread(spread).functions",
-        "self._below.functions",
+        "LOVEWeights._deviations",
+        "eps - U @ (shrunk[:, None] * (U.T @ eps))",
+        "self._root.times(eps)",
         "tests/contracts/test_one_distribution.py -k 'every_model and love-features'",
         True,
     ),

@@ -357,7 +357,7 @@ MUTANTS = [
     ),
     (
         "functions of relevance vectors leave out the factor of variances",
-        "ProcessPosterior.functions",
+        "LinearPosterior.functions",
         "self.scale**0.5",
         "1.0",
         f"{RELEVANCE} -k drawn_functions",

@@ -159,16 +159,6 @@ class Posterior(ABC):
         """The form from which low-rank variances are computed; None without fast products."""
         return None
 
-    def with_spread(self, covariance: Float[Tensor, "q q"]) -> Posterior:
-        """The same with another posterior covariance of the weights of its low-rank form.
-
-        Raises
-        ------
-        NotExportable
-            If there are no such weights.
-        """
-        raise NotExportable("This model has no weights, of which functions could be drawn.")
-
     def module(self, with_variance: bool = True) -> PosteriorModule:
         """The same moments as a torch module, which can be traced, exported and differentiated.
 
@@ -345,31 +335,3 @@ def without_own(
     """
     left = (1 - variance / noise).clamp_min(torch.finfo(noise.dtype).eps ** 0.5)
     return Y - (Y - mean) / left[:, None], noise + variance / left
-
-
-def reported_variance(variance: Tensor, scale: Tensor) -> Float[Tensor, " m"]:
-    """Replace variances that are negative by rounding by zero; raise for more negative ones.
-
-    Parameters
-    ----------
-    variance : Tensor of shape (m,)
-        Computed variances.
-    scale : Tensor of shape (m,)
-        Prior variances, the scale of the rounding error.
-
-    Raises
-    ------
-    FloatingPointError
-        If a variance is more negative than rounding explains. The factor is then wrong, and
-        clipping would hide the error.
-    """
-    limit = -(torch.finfo(variance.dtype).eps ** 0.5) * scale.clamp_min(
-        torch.finfo(scale.dtype).tiny
-    )
-    if bool((variance < limit).any()):
-        worst = float((variance / scale).min())
-        raise FloatingPointError(
-            f"A posterior variance is {worst:.1e} times the prior variance, which rounding does "
-            "not explain. Raise the noise (alpha or a WhiteKernel) or use dtype='float64'."
-        )
-    return variance.clamp_min(0)

@@ -11,10 +11,10 @@ from torch import Tensor
 from ...linalg.blocks import addmm_, solve_triangular
 from ...linalg.gradients import ExactEvaluation, GPProblem, exact_marginal_likelihood
 from ...linalg.operators import KernelOperator
-from ._base import MeanAndVariance, reported_variance
+from ._base import MeanAndVariance
 from ._kernel import KernelPosterior
-from ._modules import PosteriorModule
-from ._moments import Moments
+from ._modules import PosteriorModule, inverse_root
+from ._moments import Moments, reported_variance
 
 # Number of columns of the inverse factor that are computed together, in blocks of this many rows.
 _COLUMNS, _BLOCK = 512, 512
@@ -71,11 +71,7 @@ class ExactPosterior(KernelPosterior):
 
     def module(self, with_variance: bool = True) -> PosteriorModule:
         """With the inverse factor, n x n, for variances; without them with the rows alone."""
-        if not with_variance:
-            return self._linear(None)
-        factor = self.factor.double()
-        units = torch.eye(len(factor), dtype=factor.dtype, device=factor.device)
-        return self._linear(solve_triangular(factor, units).T)
+        return self._linear(inverse_root(self.factor.double()) if with_variance else None)
 
     def _inverse_times(self, B: Float[Tensor, "n s"]) -> Float[Tensor, "n s"]:
         return torch.cholesky_solve(B.to(self.factor), self.factor)

@@ -10,11 +10,11 @@ from torch import Tensor, nn
 from ...features import sample_prior_features
 from ...kernels import NoSpectralDensity, NotExportable
 from ...linalg.operators import CrossOperator, KernelOperator, prior_values
-from ._base import Draws, Inputs, LowRankForm, Posterior, reported_variance
+from ._base import Draws, Inputs, LowRankForm, Posterior
 from ._draws import Moved, WeightDraws, normal, prior_draws
 from ._low_rank import krylov_basis, whitened
-from ._modules import KernelFeatures, LinearModule, PosteriorModule
-from ._moments import Moments
+from ._modules import Dense, KernelFeatures, LinearModule, PosteriorModule
+from ._moments import Moments, reported_variance
 
 # Lanczos starts with the average column of K over at most this many rows.
 _PROBE_ROWS = 1000
@@ -57,8 +57,9 @@ class KernelPosterior(Posterior):
 
     def _linear(self, minus: Float[Tensor, "n k"] | None) -> PosteriorModule:
         """The module whose explained variance is ``|k(X, rows) minus|^2``."""
-        op = self.operator
-        return LinearModule(KernelFeatures(op.kernel, op.theta, op.X), self.weights, minus)
+        op, root = self.operator, None if minus is None else Dense(minus)
+        features = KernelFeatures(op.kernel, op.theta, op.X)
+        return LinearModule(features, self.weights, minus=root).exported()
 
     def functions(self, n_samples: int, generator: torch.Generator) -> nn.Module:
         """g(x) + k(x, rows) (weights - H^-1 (g(rows) + noise)) for draws g of the prior."""

@@ -7,6 +7,7 @@ of variances that rounding makes negative become zero in place of an error.
 from __future__ import annotations
 
 from abc import abstractmethod
+from copy import deepcopy
 from typing import Any, NamedTuple
 
 import torch
@@ -14,7 +15,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from ...kernels import NotExportable, TorchKernel
-from ._moments import Moments
+from ._moments import Moments, reported_variance
 
 
 class JointMoments(NamedTuple):
@@ -67,10 +68,6 @@ class PosteriorModule(nn.Module):
         mean, variance, noise = self.moments(X[:, 0])
         return JointMoments(mean[:, None], variance[:, None, None], noise[:, None])
 
-    def low_rank(self, explained: Float[Tensor, "q k"]) -> PosteriorModule:
-        """The same posterior with the low-rank variances of `LOVEWeights`."""
-        raise NotImplementedError
-
 
 class Affine(nn.Module):
     """(x - shift) / scale for each column."""
@@ -94,19 +91,26 @@ class KernelModule(nn.Module):
     ----------
     kernel : TorchKernel
     theta : Tensor of shape (p,)
+    plain : bool, default=True
+        Whether it consists of operations that can be exported. Without them it is faster, and
+        `cross` takes no batches.
 
     Raises
     ------
     NotExportable
-        For kernels that run NumPy code.
+        For kernels that run NumPy code, if they are to be exported.
     """
 
     theta: Tensor
 
-    def __init__(self, kernel: TorchKernel, theta: Float[Tensor, " p"]):
+    def __init__(self, kernel: TorchKernel, theta: Float[Tensor, " p"], plain: bool = True):
         super().__init__()
-        self._node = kernel.node.plain()
+        self._node = kernel.node.plain() if plain else kernel.node
         self.register_buffer("theta", theta.detach().double().cpu().clone())
+
+    def make_plain(self) -> None:
+        """Change to operations that can be exported."""
+        self._node = self._node.plain()
 
     def cross(self, X: Float[Tensor, "*b n d"], Z: Float[Tensor, "*b k d"]) -> Tensor:
         """k(X, Z) without noise."""
@@ -139,6 +143,8 @@ class KernelFeatures(nn.Module):
         Factor of the kernel's white noise.
     noise : float, optional
         A variance of the noise in its place.
+    plain : bool, default=True
+        As in `KernelModule`.
     """
 
     Z: Tensor
@@ -150,9 +156,10 @@ class KernelFeatures(nn.Module):
         Z: Tensor,
         factor: float = 1.0,
         noise: float | None = None,
+        plain: bool = True,
     ):
         super().__init__()
-        self.kernel, self._factor = KernelModule(kernel, theta), float(factor)
+        self.kernel, self._factor = KernelModule(kernel, theta, plain), float(factor)
         self.white = None if noise is None else _Constant(noise)
         self.register_buffer("Z", Z.detach().double().cpu().clone())
 
@@ -164,8 +171,8 @@ class KernelFeatures(nn.Module):
         return self.kernel.diag(X)
 
     def prior_covariance(
-        self, X: Float[Tensor, "b q d"], phi: Float[Tensor, "b q k"]
-    ) -> Float[Tensor, "b q q"]:
+        self, X: Float[Tensor, "*b q d"], phi: Float[Tensor, "*b q k"]
+    ) -> Float[Tensor, "*b q q"]:
         """The prior covariances."""
         return self.kernel.cross(X, X)
 
@@ -198,8 +205,8 @@ class WeightFeatures(nn.Module):
         return phi.square().sum(1)
 
     def prior_covariance(
-        self, X: Float[Tensor, "b q d"], phi: Float[Tensor, "b q k"]
-    ) -> Float[Tensor, "b q q"]:
+        self, X: Float[Tensor, "*b q d"], phi: Float[Tensor, "*b q k"]
+    ) -> Float[Tensor, "*b q q"]:
         """The prior covariances."""
         return phi @ phi.mT
 
@@ -224,28 +231,101 @@ class _Constant(nn.Module):
 class WhiteNoise(nn.Module):
     """The white noise of a kernel."""
 
-    def __init__(self, kernel: TorchKernel, theta: Tensor):
+    def __init__(self, kernel: TorchKernel, theta: Tensor, plain: bool = True):
         super().__init__()
-        self.kernel = KernelModule(kernel, theta)
+        self.kernel = KernelModule(kernel, theta, plain)
 
     def forward(self, X: Float[Tensor, "m d"]) -> Float[Tensor, " m"]:
         return self.kernel.noise(X)
 
 
+class Dense(nn.Module):
+    """Features times a matrix M, or times each of several ones.
+
+    Parameters
+    ----------
+    matrix : Tensor of shape (q, r) or (s, q, r)
+    """
+
+    matrix: Tensor
+
+    def __init__(self, matrix: Float[Tensor, "*s q r"]):
+        super().__init__()
+        self.register_buffer("matrix", matrix.detach())
+
+    def forward(self, phi: Float[Tensor, "m q"]) -> Float[Tensor, "*s m r"]:
+        return phi @ self.matrix
+
+    @property
+    def _first(self) -> Float[Tensor, "q r"]:
+        return self.matrix if self.matrix.ndim == 2 else self.matrix[0]
+
+    def times(self, w: Float[Tensor, "r t"]) -> Float[Tensor, "q t"]:
+        """M w, for the first of several matrices."""
+        return self._first @ w
+
+    def precision(self) -> Float[Tensor, "q q"]:
+        """(M M')^-1 of a lower triangular matrix, the first of several ones."""
+        return torch.cholesky_inverse(self._first)
+
+    def dense(self) -> Dense:
+        return self
+
+
+class Solved(nn.Module):
+    """Features times M = L^-T, by triangular solves.
+
+    Parameters
+    ----------
+    factor : Tensor of shape (q, q)
+        L, lower triangular.
+    """
+
+    factor: Tensor
+
+    def __init__(self, factor: Float[Tensor, "q q"]):
+        super().__init__()
+        self.register_buffer("factor", factor.detach())
+
+    def forward(self, phi: Float[Tensor, "m q"]) -> Float[Tensor, "m q"]:
+        return torch.linalg.solve_triangular(self.factor, phi.mT, upper=False).mT
+
+    def times(self, w: Float[Tensor, "q t"]) -> Float[Tensor, "q t"]:
+        """M w."""
+        return torch.linalg.solve_triangular(self.factor.mT, w, upper=True)
+
+    def precision(self) -> Float[Tensor, "q q"]:
+        """(M M')^-1."""
+        return self.factor @ self.factor.mT
+
+    def dense(self) -> Dense:
+        """The same by a product, which every runtime of exported modules has."""
+        return Dense(inverse_root(self.factor))
+
+
+def inverse_root(factor: Float[Tensor, "q q"]) -> Float[Tensor, "q q"]:
+    """R = L^-T, with R R' = (L L')^-1."""
+    units = torch.eye(len(factor), dtype=factor.dtype, device=factor.device)
+    return torch.linalg.solve_triangular(factor, units, upper=False).T
+
+
 class LinearModule(PosteriorModule):
     """A mean that is linear in features phi, and a variance that is quadratic in them.
 
-    ``mean = phi W + c`` and ``variance = scale (prior - |phi A|^2 + |phi B|^2)``.
+    ``mean = phi W + c`` and ``variance = scale (prior - |psi A|^2 + |psi B|^2)`` with the features
+    ``psi = phi V``, of which predictions and exports are computed alike.
 
     Parameters
     ----------
     features : KernelFeatures or WeightFeatures
     weights : Tensor of shape (q, t)
         W.
-    minus, plus : Tensor of shape (q, r), optional
-        A and B. Without A there is no prior term.
-    whiten : Tensor of shape (q, q), optional
-        Features times this matrix have weights with the prior N(0, I); None for the identity.
+    whiten : Dense or Solved, optional
+        V, by default the identity.
+    minus : nn.Module, optional
+        A, by default no prior term.
+    plus : Dense or Solved, optional
+        B; several of them for latent functions with a covariance each.
     transform : nn.Module, optional
         Applied to rows before everything else.
     scale : float, default=1.0
@@ -258,75 +338,98 @@ class LinearModule(PosteriorModule):
     """
 
     features: Any
+    whiten: Any
     weights: Tensor
     constant: Tensor
-    minus: Tensor | None
-    plus: Tensor | None
 
     def __init__(
         self,
         features: Any,
         weights: Float[Tensor, "q t"],
-        minus: Float[Tensor, "q r"] | None = None,
-        plus: Float[Tensor, "q s"] | None = None,
-        whiten: Float[Tensor, "q q"] | None = None,
+        whiten: nn.Module | None = None,
+        minus: nn.Module | None = None,
+        plus: nn.Module | None = None,
         transform: nn.Module | None = None,
         scale: float = 1.0,
         constant: Float[Tensor, " t"] | None = None,
     ):
         super().__init__()
-        self.features, self._scale = features, float(scale)
-        self.transform = transform or nn.Identity()
+        self.features, self.minus, self.plus = features, minus, plus
+        self.transform, self.whiten = transform or nn.Identity(), whiten or nn.Identity()
+        self._scale, self._exported = float(scale), False
         constant = weights.new_zeros(weights.shape[1]) if constant is None else constant
-        self.register_buffer("constant", _kept(constant))
-        for name, value in (("weights", weights), ("minus", minus), ("plus", plus)):
-            self.register_buffer(name, None if value is None else _kept(value))
-        self._whiten = None if whiten is None else _kept(whiten)
+        self.register_buffer("weights", weights.detach())
+        self.register_buffer("constant", constant.detach())
 
     def mean(self, X: Float[Tensor, "m d"]) -> Float[Tensor, "m t"]:
         return self.features(self.transform(X)) @ self.weights + self.constant
 
     def moments(self, X: Float[Tensor, "m d"]) -> Moments:
+        mean, variance, noise = self.latent_moments(X)
+        return Moments(mean, variance if variance.ndim == 1 else variance[0], noise)
+
+    def latent_moments(
+        self, X: Float[Tensor, "m d"]
+    ) -> tuple[Float[Tensor, "m t"], Float[Tensor, "*s m"], Float[Tensor, " m"]]:
+        """The mean, the variance of each latent function that has one of its own, and the noise."""
         X = self.transform(X)
         phi = self.features(X)
-        left = X[:, 0] * 0
+        psi, variance = self.whiten(phi), X[:, 0] * 0
         if self.minus is not None:
             prior = self.features.prior(X, phi)
-            left = (prior - (phi @ self.minus).square().sum(1)).clamp_min(0)
+            variance = self._checked(prior - self.minus(psi).square().sum(1), prior)
         if self.plus is not None:
-            left = left + (phi @ self.plus).square().sum(1)
+            variance = variance + self.plus(psi).square().sum(-1)
         mean = phi @ self.weights + self.constant
-        return Moments(mean, self._scale * left, self.features.noise(X))
+        return mean, self._scale * variance, self.features.noise(X)
 
-    def joint(self, X: Float[Tensor, "b q d"]) -> JointMoments:
-        sets = X.shape[:2]
-        rows = self.transform(X.flatten(0, 1))
-        phi, X = self.features(rows).unflatten(0, sets), rows.unflatten(0, sets)
-        covariance = X.new_zeros(1, 1, 1)
+    def joint(self, X: Float[Tensor, "*b q d"]) -> JointMoments:
+        sets = X.shape[:-1]
+        rows = self.transform(X.flatten(0, -2))
+        phi = self.features(rows)
+        psi, X, covariance = self.whiten(phi), rows.unflatten(0, sets), rows.new_zeros(())
         if self.minus is not None:
-            explained = phi @ self.minus
-            covariance = self.features.prior_covariance(X, phi) - explained @ explained.mT
+            explained = self.minus(psi).unflatten(0, sets)
+            prior = self.features.prior_covariance(X, phi.unflatten(0, sets))
+            covariance = prior - explained @ explained.mT
+            if not self._exported:
+                variance = covariance.diagonal()
+                variance.copy_(self._checked(variance, self.features.prior(rows, phi)))
         if self.plus is not None:
-            spread = phi @ self.plus
+            spread = self.plus(psi)
+            spread = (spread if spread.ndim == 2 else spread[0]).unflatten(0, sets)
             covariance = covariance + spread @ spread.mT
         noise = self.features.noise(rows).unflatten(0, sets)
-        mean = phi @ self.weights + self.constant
+        mean = phi.unflatten(0, sets) @ self.weights + self.constant
         return JointMoments(mean, self._scale * covariance, noise)
 
-    def low_rank(self, explained: Float[Tensor, "q k"]) -> LinearModule:
-        minus = _kept(explained)
-        minus = minus if self._whiten is None else self._whiten @ minus
+    def _checked(self, variance: Float[Tensor, " m"], prior: Float[Tensor, " m"]) -> Tensor:
+        return variance.clamp_min(0) if self._exported else reported_variance(variance, prior)
+
+    def alone(self) -> LinearModule:
+        """The mean without variances."""
         return LinearModule(
-            self.features,
-            self.weights,
-            minus,
-            transform=self.transform,
-            constant=self.constant,
+            self.features, self.weights, transform=self.transform, constant=self.constant
         )
 
+    def low_rank(self, explained: Float[Tensor, "q k"]) -> LinearModule:
+        """The same mean with the variances prior - |psi Y|^2."""
+        other = self.alone()
+        whitened = isinstance(self.whiten, nn.Identity)
+        other.minus = Dense(explained if whitened else self.whiten.times(explained))
+        return other
 
-def _kept(value: Tensor) -> Tensor:
-    return value.detach().double().cpu().clone()
+    def exported(self) -> LinearModule:
+        """A copy in double precision on the CPU, of operations that can be exported."""
+        other = deepcopy(self).double().cpu()
+        other._exported = True
+        for name in ("whiten", "minus", "plus"):
+            if isinstance(root := getattr(other, name), Solved):
+                setattr(other, name, root.dense())
+        for part in other.modules():
+            if isinstance(part, KernelModule):
+                part.make_plain()
+        return other
 
 
 class ProcessModule(nn.Module):

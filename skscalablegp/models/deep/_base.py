@@ -38,9 +38,10 @@ from ...core.data import (
 )
 from ...core.likelihoods import Gaussian
 from ...core.posteriors import (
-    FeaturePosterior,
     FeatureWeights,
+    LinearPosterior,
     Posterior,
+    Solved,
     WeightFeatures,
     inverse_root,
 )
@@ -470,14 +471,10 @@ class DeepKernelRegressorBase(MinibatchGPRegressorBase):
         return (*super()._training_only(), "_kept")
 
     def _build_posterior(self) -> Posterior:
-        (features, tensors), noise = self._trained(torch.float64), self.noise_variance_
-        return FeaturePosterior(
-            lambda X: features(tensors, X),
-            lambda X: X.new_full((len(X),), noise),
-            FeatureWeights.of(self, self._posterior_device()),
-            learned=True,
-            parts=lambda: WeightFeatures(features.module(tensors), noise),
-        )
+        features, tensors = self._trained(torch.float64)
+        weights = FeatureWeights.of(self, self._posterior_device())
+        features = WeightFeatures(features.module(tensors), self.noise_variance_)
+        return LinearPosterior(features, weights.mean, Solved(weights.factor), learned=True)
 
     def extract_features(self, X) -> np.ndarray:
         """Inputs of the kernel: the outputs of the network, divided by the root of their number.

@@ -25,9 +25,10 @@ from ...core import (
 )
 from ...core.data import Table
 from ...core.posteriors import (
-    FeaturePosterior,
     FeatureWeights,
+    LinearPosterior,
     Posterior,
+    Solved,
     WeightFeatures,
     WhiteNoise,
 )
@@ -305,13 +306,10 @@ class RFFRegressor(GPRegressorBase):
 
     def _build_posterior(self) -> Posterior:
         kernel, features = self._trained_kernel(), to_torch(self._features)
-        theta = kernel.theta0
-        return FeaturePosterior(
-            lambda X: features.evaluate(theta, X),
-            lambda X: kernel.noise(theta, X),
-            FeatureWeights.of(self, self._fit_device()),
-            parts=lambda: WeightFeatures(features.module(theta), WhiteNoise(kernel, theta)),
-        )
+        theta, device = kernel.theta0, self._fit_device()
+        noise, weights = WhiteNoise(kernel, theta, plain=False), FeatureWeights.of(self, device)
+        features = WeightFeatures(features.module(theta), noise)
+        return LinearPosterior(features, weights.mean, Solved(weights.factor))
 
     def _likelihood_at(self, theta, eval_gradient):
         """The likelihood of the model with these features."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -384,12 +383,8 @@ class SparseMixin:
         device = self._posterior_device()
         model, fit = self._fitted(len(self.variational_mean_.T), device)
         noise = self.likelihood_ if self.likelihood_.additive else Gaussian()
-        transform = module = None
-        if model.network is not None:
-            transform = partial(model.features, fit.weights)
-            module = partial(model.network.module, fit.weights)
-        belief = fit.theta, fit.Z, fit.belief
-        return InducingPosterior(model.kernel, *belief, noise, transform, module)
+        network = None if model.network is None else model.network.module(fit.weights)
+        return InducingPosterior(model.kernel, fit.theta, fit.Z, fit.belief, noise, network)
 
     def extract_features(self, X) -> np.ndarray:
         """The kernel's input: the output of the network, or the rows if there is none.

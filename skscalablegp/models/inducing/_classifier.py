@@ -459,12 +459,12 @@ class _ClassModule(nn.Module):
     def __init__(self, of: SVGPClassifier):
         super().__init__()
         self.inputs = Affine(of._scaling.x_mean, of._scaling.x_scale)
-        self.latent, self._likelihood = of._posterior().latent_module(), of.likelihood_
+        self.latent, self._likelihood = of._posterior().module(), of.likelihood_
         self._power, self._c = float(of.probability_power_), len(of.classes_)
         self.register_buffer("shares", torch.tensor(of.class_prior_))
         self.register_buffer("draws", None if of.draws_ is None else torch.tensor(of.draws_))
 
     def forward(self, X: torch.Tensor) -> torch.Tensor:
-        mean, variance = self.latent(self.inputs(X))
-        p = self._likelihood.probabilities(mean, variance, self._c, self.draws)
+        mean, variance, noise = self.latent.latent_moments(self.inputs(X))
+        p = self._likelihood.probabilities(mean, (variance + noise).mT, self._c, self.draws)
         return towards_shares(p, self.shares, self._power)

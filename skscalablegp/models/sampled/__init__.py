@@ -4,7 +4,6 @@ from ._basis import SeededFourier
 from ._classifier import QSGPClassifier
 from ._estimates import BasisDraw, SampledBatch, pull_of_squares, sampled_gradient, sampled_loss
 from ._noise import NoiseAtRows
-from ._process import ProcessPosterior
 from ._qsgp import QSGPRegressor
 from ._qsrvm import QSRVMRegressor
 from ._relevance import Dictionary

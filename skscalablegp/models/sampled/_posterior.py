@@ -20,8 +20,7 @@ from ...core.posteriors import (
     Moments,
     Posterior,
     PosteriorModule,
-    inverse_root,
-    reported_variance,
+    Solved,
     shifted,
 )
 from ...kernels import TorchKernel, compile_kernel
@@ -31,56 +30,6 @@ from ._basis import Functions, SampledBasis
 
 # Number of basis functions in one evaluation.
 _FUNCTIONS = 8192
-
-
-@dataclass(frozen=True, eq=False)
-class SupportVariance:
-    """k(x, x) - k_xp (K_pp + W^-1)^-1 k_px, the variance of f given support rows of weight W.
-
-    Unlike the diagonal covariance of very many weights, it accounts for their correlations.
-
-    Attributes
-    ----------
-    kernel : TorchKernel
-    theta : Tensor of shape (p,)
-    X : Tensor of shape (s, d)
-    factor : Tensor of shape (s, s)
-        Cholesky factor of K_pp + W^-1.
-    scale : float
-        Factor of the variance that fits the errors at held-out rows.
-    """
-
-    kernel: TorchKernel
-    theta: Float64[Tensor, " p"]
-    X: Float64[Tensor, "s d"]
-    factor: Float64[Tensor, "s s"]
-    scale: float = 1.0
-
-    def _known(self, X: Float[Tensor, "r d"]) -> Tensor:
-        # In double precision, because the variance is a small difference of large numbers.
-        cross = self.kernel.cross(self.theta, self.X, X.double())
-        return torch.linalg.solve_triangular(self.factor, cross, upper=False)
-
-    @torch.no_grad()
-    def variance(self, X: Float[Tensor, "r d"]) -> Float[Tensor, " r"]:
-        """The variance of rows."""
-        prior = self.kernel.diag(self.theta, X.double())
-        known = self._known(X).square().sum(0)
-        return self.scale * reported_variance(prior - known, prior).to(X)
-
-    @torch.no_grad()
-    def covariance(self, X: Float[Tensor, "r d"]) -> Float[Tensor, "r r"]:
-        """The covariance of rows."""
-        known, prior = self._known(X), self.kernel.diag(self.theta, X.double())
-        out = self.kernel.cross(self.theta, X.double(), X.double()) - known.T @ known
-        variance = reported_variance(out.diagonal(), prior)
-        out.diagonal().copy_(variance)
-        return self.scale * out.to(X)
-
-    def module(self) -> PosteriorModule:
-        """The variance before the factor, as that of a torch module with a mean of zero."""
-        features = KernelFeatures(self.kernel, self.theta, self.X)
-        return LinearModule(features, self.X[:, :1] * 0, inverse_root(self.factor))
 
 
 @dataclass(eq=False)
@@ -105,8 +54,8 @@ class ChevronPosterior(Posterior):
     augment : tuple of TorchKernel and float, optional
         A kernel, and s2 times m / (training rows). Predictive variances are augmented by a kernel
         function at the point itself (appendix G), because all others vanish far from the points.
-    support : SupportVariance, optional
-        Replaces the variance of the chevron.
+    support : LinearModule, optional
+        See `support_variance`. Its variance replaces that of the chevron.
 
     Notes
     -----
@@ -120,7 +69,7 @@ class ChevronPosterior(Posterior):
     diagonal: Float[Tensor, "q units"]
     noise_variance: float
     augment: tuple[TorchKernel, float] | None = None
-    support: SupportVariance | None = None
+    support: LinearModule | None = None
 
     def __post_init__(self) -> None:
         self.dtype, self.device = self.coef.dtype, self.coef.device
@@ -137,7 +86,10 @@ class ChevronPosterior(Posterior):
         return Moments(*both, self.noise(X))
 
     def variance(self, X: Float[Tensor, "r d"]) -> Float[Tensor, " r"]:
-        return self._chevron(X)[1] if self.support is None else self.support.variance(X)
+        if self.support is None:
+            return self._chevron(X)[1]
+        # In double precision, because the variance is a small difference of large numbers.
+        return self.support.moments(X.double()).variance.to(X)
 
     def _chevron(self, X: Float[Tensor, "r d"]) -> tuple[Tensor, Tensor]:
         """The mean and |phi' C|^2 from one evaluation of the basis."""
@@ -160,7 +112,7 @@ class ChevronPosterior(Posterior):
 
     def covariance(self, X: Float[Tensor, "r d"]) -> Float[Tensor, "r r"]:
         if self.support is not None:
-            return self.support.covariance(X)
+            return self.support.joint(X.double()).covariance.to(X)
         dense, out = X.new_zeros(len(X), self.dense.shape[2]), X.new_zeros(len(X), len(X))
         norm = X.new_zeros(len(X))
         for index, phi in self.basis.evaluations(self.at, X, _FUNCTIONS):
@@ -190,7 +142,7 @@ class ChevronModule(PosteriorModule):
         if not with_variance:
             return
         if of.support is not None:
-            self.support, self._scale = of.support.module(), of.support.scale
+            self.support = of.support.exported()
             return
         self.register_buffer("dense", of.dense.flatten(0, 1).double().cpu())
         self.register_buffer("squares", of.diagonal.flatten().double().cpu().square())
@@ -205,7 +157,7 @@ class ChevronModule(PosteriorModule):
         sets, rows = X.shape[:2], X.flatten(0, 1)
         mean, variance, noise = (part.unflatten(0, sets) for part in self.moments(rows))
         if self.support is not None:
-            return JointMoments(mean, self._scale * self.support.joint(X).covariance, noise)
+            return JointMoments(mean, self.support.joint(X).covariance, noise)
         phi = self.basis(rows).unflatten(0, sets)
         dense, scaled = phi @ self.dense, phi * self.squares.sqrt()
         covariance = dense @ dense.mT + scaled @ scaled.mT
@@ -216,7 +168,7 @@ class ChevronModule(PosteriorModule):
         phi = self.basis(X)
         mean, noise = phi @ self.mean_weights, X[:, 0] * 0 + self._noise
         if self.support is not None:
-            return Moments(mean, self._scale * self.support.moments(X).variance, noise)
+            return Moments(mean, self.support.moments(X).variance, noise)
         square = phi.square()
         variance = (phi @ self.dense).square().sum(1) + square @ self.squares
         if self.augment is not None:
@@ -326,14 +278,19 @@ def support_variance(
     weight: float,
     scale: float = 1.0,
     counts: Tensor = ONE,
-) -> SupportVariance:
-    """The variance of f given support rows X of noise variance 1 / `weight`, over their counts."""
+) -> LinearModule:
+    """k(x, x) - k_xp (K_pp + W^-1)^-1 k_px, the variance of f given support rows X of weight W.
+
+    Unlike the diagonal covariance of very many weights, it accounts for their correlations. W is
+    `weight` times the rows' counts, and `scale` a factor of the variance.
+    """
     X = X.double()
     theta = compiled.theta0.to(X.device)
     K = compiled.cross(theta, X, X)
     noise = noise_of_means(torch.ones(len(X)).to(K) / weight, counts.to(K))
     factor, _ = cholesky_with_jitter(K + torch.diag(noise))
-    return SupportVariance(compiled, theta, X, factor, scale)
+    features = KernelFeatures(compiled, theta, X, plain=False)
+    return LinearModule(features, X[:, :1] * 0, minus=Solved(factor), scale=scale).to(X.device)
 
 
 def fitted_scales(

@@ -4,31 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import torch
 from jaxtyping import Float, Float64, Int64
-from torch import Tensor, nn
+from torch import Tensor
 
 from ...core.posteriors import (
-    FeaturePosterior,
     FeatureWeights,
     KernelFeatures,
-    LinearModule,
-    MeanAndVariance,
-    Moments,
-    Moved,
-    Posterior,
-    PosteriorModule,
-    WeightCaches,
-    WeightDraws,
+    LinearPosterior,
+    Solved,
     WeightFeatures,
-    WeightForm,
-    inverse_root,
-    normal,
-    prior_draws,
-    reported_variance,
-    without_own,
 )
 from ...kernels import TorchKernel
 from ...linalg.solvers import cholesky_with_jitter
@@ -70,18 +58,10 @@ class FullMap:
         """The weights of the basis functions themselves."""
         return mean
 
-    def posterior(self, weights: FeatureWeights) -> Posterior:
+    def posterior(self, weights: FeatureWeights) -> LinearPosterior:
         """The posterior of f from a distribution of the weights."""
-        return FeaturePosterior(
-            self.evaluate,
-            self.white,
-            weights,
-            parts=lambda: WeightFeatures(self.basis.module(self.theta), self.noise),
-        )
-
-    def white(self, X: Float[Tensor, "r d"]) -> Float64[Tensor, " r"]:
-        """The noise variance of each row."""
-        return X.new_full((len(X),), self.noise, dtype=torch.float64)
+        features = WeightFeatures(self.basis.module(self.theta), self.noise)
+        return LinearPosterior(features, weights.mean, Solved(weights.factor))
 
 
 class ProcessMap(FullMap):
@@ -115,114 +95,14 @@ class ProcessMap(FullMap):
     def plain(self, mean: Float64[Tensor, "m t"]) -> Float64[Tensor, "m t"]:
         return torch.linalg.solve_triangular(self.factor.T, mean, upper=True)
 
-    @torch.no_grad()
-    def prior(self, X: Float[Tensor, "r d"]) -> Float64[Tensor, " r"]:
-        return self.kernel.diag(self.theta, X.double())
-
-    @torch.no_grad()
-    def prior_covariance(self, X: Float[Tensor, "r d"]) -> Float64[Tensor, "r r"]:
-        return self.kernel.cross(self.theta, X.double(), X.double())
-
-    def posterior(self, weights: FeatureWeights) -> Posterior:
-        return ProcessPosterior(self, weights)
-
-
-class ProcessPosterior(FeaturePosterior):
-    """The posterior of kernel functions at points, plus the prior of the remainder.
-
-    Parameters
-    ----------
-    process : ProcessMap
-    weights : FeatureWeights
-    scale : float, default=1.0
-        Factor of variances and covariances.
-    learned : bool, default=False
-        Whether the targets have selected the points, as in the base class.
-
-    Notes
-    -----
-    A mean costs O(m) a row, a variance O(m^2).
-    """
-
-    def __init__(
-        self,
-        process: ProcessMap,
-        weights: FeatureWeights,
-        scale: float = 1.0,
-        learned: bool = False,
-    ):
-        super().__init__(process.evaluate, process.white, weights, learned)
-        self.process, self.coef, self.scale = process, process.plain(weights.mean), scale
-
-    def mean(self, X: Float[Tensor, "r d"]) -> Float[Tensor, "r t"]:
-        return self.process.cross(X) @ self.coef
-
-    def moments(self, X: Float[Tensor, "r d"]) -> Moments:
-        cross, prior = self.process.cross(X), self.process.prior(X)
-        phi = self.process.whitened(cross)
-        left = reported_variance(prior - phi.square().sum(1), prior)
-        variance = self.scale * (left + self._whitened(phi).square().sum(0))
-        return Moments(cross @ self.coef, variance, self.noise(X))
-
-    def module(self, with_variance: bool = True) -> PosteriorModule:
-        process, points = self.process, self.process.basis
-        at = process.kernel, process.theta, points.points
-        features = KernelFeatures(*at, noise=process.noise)
-        coef, whiten = self.coef, inverse_root(process.factor)
-        if points.scale is not None:
-            coef, whiten = points.scale[:, None] * coef, points.scale[:, None] * whiten
-        if not with_variance:
-            return LinearModule(features, coef, whiten=whiten)
-        plus = whiten @ inverse_root(self.factor)
-        return LinearModule(features, coef, whiten, plus, whiten, scale=self.scale)
-
-    def functions(self, n_samples: int, generator: torch.Generator) -> nn.Module:
-        """g(x) + k(x, Z) L^-T (w - L^-1 g(Z)) for draws g of the prior and w of the weights."""
-        process, (q, t) = self.process, self.weights.shape
-        points, root = process.basis.points.cpu(), process.factor.cpu()
-        prior = prior_draws(process.kernel, process.theta, (t, n_samples), generator)
-        w = self._drawn(normal(q, t, n_samples, generator=generator))
-        with torch.no_grad():
-            g = prior(points).flatten(1)
-        apart = w.flatten(1) - torch.linalg.solve_triangular(root, g, upper=False)
-        weights = torch.linalg.solve_triangular(root.T, apart, upper=True).reshape(w.shape)
-        features = KernelFeatures(process.kernel, process.theta, points)
-        # The factor of variances multiplies the distance from the mean.
-        mean, share = self.coef.cpu()[:, :, None], self.scale**0.5
-        prior.weights *= share
-        return Moved(prior, WeightDraws(features, mean + share * (weights - mean)))
-
-    def covariance(self, X: Float[Tensor, "r d"]) -> Float[Tensor, "r r"]:
-        phi = self._phi(X)
-        left = self.process.prior_covariance(X) - phi @ phi.T
-        variance = reported_variance(left.diagonal(), self.process.prior(X))
-        left.diagonal().copy_(variance)
-        V = self._whitened(phi)
-        return self.scale * (left + V.T @ V)
-
-    def leave_one_out(self, rows, X, Y, known) -> MeanAndVariance | None:
-        """The remainder is no part of what the row has told the functions."""
-        if self._learned:
-            return None
-        mean, variance, white = self.moments(X)
-        noise = known + white
-        spread = self._whitened(self._phi(X)).square().sum(0)
-        mean, left_out = without_own(Y, mean, spread, noise)
-        return mean, noise + self.scale * (left_out - noise - spread) + variance
-
-    def low_rank_form(self) -> WeightCaches | None:
-        if self.scale != 1:
-            return None
-        form = WeightForm(
-            features=self._phi,
-            precision=self.factor @ self.factor.T,
-            prior=self.process.prior,
-            prior_covariance=self.process.prior_covariance,
-            has_rest=True,
+    def posterior(self, weights: FeatureWeights, **given: Any) -> LinearPosterior:
+        """As above, plus the prior of the remainder; `given` are further settings."""
+        features = KernelFeatures(
+            self.kernel, self.theta, self.basis.points, noise=self.noise, plain=False
         )
-        return WeightCaches(self, form)
-
-    sample = Posterior.sample
+        root, whiten = Solved(weights.factor), Solved(self.factor)
+        process = self.kernel, self.theta, whiten
+        return LinearPosterior(features, weights.mean, root, process=process, **given)
 
 
 def full_map(functions: Functions, d: int, noise: float, device: torch.device) -> FullMap:

@@ -20,7 +20,7 @@ from ...core import (
 )
 from ...core.data import RowSource, whole_groups, with_equal_inputs
 from ...core.likelihoods import Gaussian
-from ...core.posteriors import FeatureWeights
+from ...core.posteriors import FeatureWeights, LinearPosterior
 from ...core.training import train_steps
 from ...kernels import compile_kernel
 from ...linalg.gradients import GPProblem
@@ -30,7 +30,7 @@ from ._basis import KernelFunctions
 from ._exact import exact_process
 from ._plan import plan_relevance
 from ._posterior import fitted_scales
-from ._process import ProcessMap, ProcessPosterior
+from ._process import ProcessMap
 from ._relevance import (
     MOMENT_ROWS,
     Dictionary,
@@ -392,7 +392,7 @@ class QSRVMRegressor(MinibatchGPRegressorBase):
         self._process_factor = model.process()[1].factor.cpu().numpy()
         self._variance_scale = 1.0
 
-    def _build_posterior(self) -> ProcessPosterior:
+    def _build_posterior(self) -> LinearPosterior:
         kernel, device = compile_kernel(self.kernel_, self.n_features_in_), self._fit_device()
         points = self._scaling.inputs(self.relevance_vectors_, torch.float64, device)
         process = ProcessMap(KernelFunctions(kernel, points), self.noise_variance_)
@@ -400,7 +400,7 @@ class QSRVMRegressor(MinibatchGPRegressorBase):
         factor = torch.tensor(self._process_factor).to(device)
         weights = FeatureWeights(factor, process.factor.T @ plain)
         # The targets have selected the functions, and a precision for each.
-        return ProcessPosterior(process, weights, self._variance_scale, learned=True)
+        return process.posterior(weights, scale=self._variance_scale, learned=True)
 
 
 def _with_noise(kernel: Any, noise: float) -> Any:
@@ -457,7 +457,8 @@ def compared(
         stepper = _trained(functions, others, run, max_iter)
         some = source.take(held)
         X, Y = some.X, some.Y
-        mean, variance, _ = ProcessPosterior(*stepper.model().process()).moments(X)
+        functions, weights = stepper.model().process()
+        mean, variance, _ = functions.posterior(weights).moments(X)
         rows = rows_of(source, *random_part(source, rest, _EXACT_ROWS, run.random_state))
         process = exact_process(dictionary.kernel.kernel, Gaussian(), rows, 1)
         exact, spread, _ = process.posterior(X.shape[1], X.device).moments(X)

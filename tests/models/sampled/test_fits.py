@@ -31,7 +31,7 @@ def table(n=120, seed=0):
 
 def evidence(model, X, Y):
     """Of Bayesian linear regression on the model's own features."""
-    phi = model._build_posterior()._phi(model._inputs(X))
+    phi = model._build_posterior().psi(model._inputs(X))
     covariance = (phi @ phi.T).numpy() + 0.1 * np.eye(len(X))
     return sum(multivariate_normal.logpdf(y, cov=covariance) for y in np.atleast_2d(Y.T))
 

@@ -33,7 +33,7 @@ def test_exact_fourier_features_are_bayesian_linear_regression():
     X, y = table()
     model = QSGPRegressor(n_components=40, **FIXED).fit(X, y)
     assert model.inference_ == "exact" and model.coef_.shape == (40, 1)
-    draws = model._build_posterior()._phi(model._inputs(X)).numpy()
+    draws = model._build_posterior().psi(model._inputs(X)).numpy()
     H = draws.T @ draws / 0.1 + np.eye(40)
     assert_allclose(model.coef_[:, 0], np.linalg.solve(H, draws.T @ y / 0.1), atol=1e-4)
     latent = np.sqrt(np.einsum("ij,ji->i", draws, np.linalg.solve(H, draws.T)))

@@ -9,7 +9,6 @@ from sklearn.gaussian_process.kernels import RBF, ConstantKernel, DotProduct, Ma
 from skscalablegp import QSRVMRegressor
 from skscalablegp.core.posteriors import FeatureWeights
 from skscalablegp.kernels import compile_kernel
-from skscalablegp.models.sampled import ProcessPosterior
 from skscalablegp.models.sampled._basis import KernelFunctions
 from skscalablegp.models.sampled._process import ProcessMap, pivots
 
@@ -115,7 +114,7 @@ def test_variances_do_not_depend_on_a_factor_that_exists_by_accident():
         for seed in range(60):
             X = torch.tensor(np.random.default_rng(seed).standard_normal((84, 2)))
             process = ProcessMap(KernelFunctions(kernel, X[:64]), 0.9)
-            variance = ProcessPosterior(process, none).moments(X).variance
+            variance = process.posterior(none).moments(X).variance
             assert float(variance[:64].max()) < 1e-5 and float(variance.max()) < 0.061
 
 

@@ -12,7 +12,6 @@ from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import RBF, WhiteKernel
 
 from skscalablegp import QSRVMRegressor
-from skscalablegp.models.sampled import ProcessPosterior
 from skscalablegp.models.sampled._posterior import fitted_scales
 
 
@@ -110,9 +109,8 @@ def test_each_fold_has_a_noise_of_its_own(stand_in):
         others = rest.take(slice(None))
         R, T = others.X.numpy(), others.Y.numpy()
         held = ~(X[:, None] == R).all(2).any(1)
-        mean, variance, _ = ProcessPosterior(*stepper.model().process()).moments(
-            torch.tensor(X[held])
-        )
+        functions, weights = stepper.model().process()
+        mean, variance, _ = functions.posterior(weights).moments(torch.tensor(X[held]))
         process = GaussianProcessRegressor(kernel, optimizer=None, alpha=0).fit(R, T)
         exact = norm.logpdf(Y[held, 0], *process.predict(X[held], return_std=True))
         e, noise = Y[held] - mean.numpy(), np.full(held.sum(), stepper.noise)
@@ -140,7 +138,8 @@ def test_held_out_targets_change_nothing_in_their_fold(stand_in):
     def predicted(*args):
         stepper = trained(*args)
         new = torch.linspace(-3, 3, 30, dtype=torch.float64)[:, None]
-        mean, variance, _ = ProcessPosterior(*stepper.model().process()).moments(new)
+        functions, weights = stepper.model().process()
+        mean, variance, _ = functions.posterior(weights).moments(new)
         folds[-1] += [mean.numpy(), variance.numpy(), stepper.noise]
         return stepper
 
