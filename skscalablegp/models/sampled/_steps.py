@@ -334,7 +334,7 @@ def fitted_stepper_scales(fit: Fit, stepper: SampledStepper) -> tuple[float, flo
     support, s = stepper.support, len(stepper.support)
     weight, check = stepper.curvature * fit.n_total / s, support.check
     given = support_variance(support.kernel, support.X, weight, counts=support.rows.weight)
-    v = given.variance(check.X).double().cpu().numpy()
+    v = given.moments(check.X.double()).variance.cpu().numpy()
     residual = check.Y.double() - stepper.weights.a[s:, : stepper.t]
     known, counts = (part.double().cpu().numpy() for part in (check.noise, check.weight))
     trained = stepper.noise.variance
