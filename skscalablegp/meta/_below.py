@@ -59,6 +59,11 @@ class MetaRegressorBase(MetaEstimatorMixin, GPPredictionBase):
         """`opened` with the names of the columns."""
         return opened(estimator, self, run, getattr(self, "feature_names_in_", None))
 
+    def _kernel_sees_rows(self) -> bool:
+        # The kernel is that of the regressor below, which may have a network.
+        below = getattr(self, "estimator_", None)
+        return not isinstance(below, GPModel) or below._kernel_sees_rows()
+
     def _share(self, inner: Any) -> None:
         """Show the fitted attributes of the inner regressor, and delete those of an earlier fit."""
         for name in _SHARED:

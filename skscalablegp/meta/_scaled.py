@@ -236,15 +236,26 @@ class ScaledPosterior(Posterior):
         powers = torch.as_tensor(self._scaled.tails.powers())
         return with_tails(total, latent, latent + noise, powers)
 
+    @property
+    def is_normal(self) -> bool:
+        return self._scaled.tails.name == "normal"
+
     def sample(self, X: Inputs, n_samples: int, random_state: np.random.RandomState) -> Draws:
-        """Draws of the regressor, scaled row by row, with the fitted shape of tails."""
+        """Draws of the regressor, scaled row by row, with the fitted shape of tails.
+
+        A regressor with tails of its own counts as normal, as it does in quantiles and densities.
+        """
         moments = map(torch.as_tensor, self._scaled.moments(X.numpy()))
         mean, latent, noise, factor = (part[:, None] for part in moments)
         core, rows = unwrapped(self._scaled.inner, X.numpy())
         extra = noise + latent
         draws = torch.zeros(len(X), n_samples, dtype=torch.float64)
-        if fitted_process(core) is not None:
-            drawn = core.sample_y(rows, n_samples, random_state, noise_variance=0)
+        if (process := fitted_process(core)) is not None:
+            if process.posterior.is_normal:
+                drawn = core.sample_y(rows, n_samples, random_state, noise_variance=0)
+            else:
+                joint = core.predict(rows, return_cov=True, noise_variance=0)
+                drawn = random_state.multivariate_normal(*joint, n_samples).T
             draws, own = factor * (torch.as_tensor(drawn) - mean), np.zeros(len(X))
             if self._scaled.floor > 0:
                 own = self._scaled.unscaled(X.numpy())[1]

@@ -1,8 +1,10 @@
-"""What a fitted regressor says of some rows, as one distribution: `disagreements` lists the rest.
+"""What a fitted model says of some rows, as one distribution: `disagreements` lists the rest.
 
 The reference is the normal distribution, or the distribution whose density is integrated
 numerically, with the mean and the standard deviations of ``predict`` and ``predict_std``. Draws are
-compared by their standard errors, everything else to the precision of its arithmetic.
+compared by their standard errors, everything else to the precision of its arithmetic. For classes
+the reference is ``predict_proba``. `answers` lists everything for comparisons to the bit, and
+`conditional` has the normal distribution given further rows, by dense algebra.
 """
 
 from __future__ import annotations
@@ -11,8 +13,10 @@ import warnings
 from typing import Any
 
 import numpy as np
+import onnxruntime
 import torch
 from scipy import stats
+from sklearn.base import is_classifier
 
 import skscalablegp as sk
 from skscalablegp.core import fitted_process
@@ -33,48 +37,55 @@ def disagreements(
     model: Any,
     X: np.ndarray,
     *,
-    n_draws: int = 4000,
+    n_draws: int = 20_000,
+    n_functions: int = 1600,
     noise_variance: Any = None,
     rtol: float = 1e-6,
     torch_rtol: float = 1e-5,
+    path: Any = None,
 ) -> list[str]:
     """The names of the answers that do not describe the distribution of the others.
 
     Parameters
     ----------
-    model : regressor
+    model : estimator
         Fitted.
     X : ndarray of shape (m, d)
-    n_draws : int, default=4000
-        Number of joint samples and of drawn functions.
+    n_draws : int, default=20_000
+        Number of joint samples.
+    n_functions : int, default=1600
+        Number of drawn functions.
     noise_variance : float or None, default=None
         Known noise variance of the rows.
     rtol, torch_rtol : float
         Tolerance of standard deviations, for predictions and for exports.
+    path : path or None, default=None
+        An ONNX file to write and to evaluate; None for no such file.
     """
-    known = {} if noise_variance is None else {"noise_variance": noise_variance}
-    found = Answers(model, X, known, rtol, torch_rtol, n_draws)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
+        if is_classifier(model):
+            return disagreements_of_classes(model, X, path)
+        known = {} if noise_variance is None else {"noise_variance": noise_variance}
+        found = Answers(model, X, known, rtol, torch_rtol, n_draws, n_functions)
         for part in (found.deviations, found.covariance, found.quantiles, found.densities):
             part()
         for part in (found.samples, found.functions, found.module, found.botorch):
             part()
+        if path is not None:
+            found.onnx(path)
     return found.wrong
 
 
 class Answers:
     """The reference, and one comparison for each kind of answer."""
 
-    def __init__(self, model, X, known, rtol, torch_rtol, n_draws):
-        self.model, self.X, self.known, self.n_draws = model, X, known, n_draws
+    def __init__(self, model, X, known, rtol, torch_rtol, n_draws, n_functions):
+        self.model, self.X, self.known = model, X, known
+        self.n_draws, self.n_functions = n_draws, n_functions
         self.rtol, self.torch_rtol, self.wrong = rtol, torch_rtol, []
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            self.mean, self.std = (
-                wide(part) for part in model.predict(X, return_std=True, **known)
-            )
-            self.latent = wide(model.predict_std(X, include_noise=False))
+        self.mean, self.std = (wide(part) for part in model.predict(X, return_std=True, **known))
+        self.latent = wide(model.predict_std(X, include_noise=False))
         likelihood = fitted_process(model).posterior.likelihood
         # Whether observations are normal, or normal functions with other noise.
         self.normal = likelihood.conjugate and not tails_of(model)
@@ -178,59 +189,94 @@ class Answers:
         z = (draws - self.mean[..., None]) / std[..., None]
         self.says(f"{what}' mean", z.mean(2), 0, Z / s**0.5)
         square = z**2
-        if self.normal:
-            self.says(f"{what}' variance", square.mean(2), 1, Z * (2 / s) ** 0.5)
-        else:
-            error = square.std(2) / s**0.5
-            if np.max(error) < 0.2:  # heavier tails have no variance of squares
-                self.says(f"{what}' variance", square.mean(2), 1, Z * error)
+        error = (2 / s) ** 0.5 if self.normal else square.std(2) / s**0.5
+        if np.max(error) > 0.2:  # heavier tails have no variance of squares
+            return
+        self.says(f"{what}' variance", square.mean(2), 1, Z * error)
         if self.total is None:
             return
-        own = np.square(self.std) - np.square(std)
+        apart = ~np.eye(len(z), dtype=bool)
         for k in range(self.mean.shape[1]):
-            right = self.total[:, :, k] - np.diag(own[:, k])
-            right = right / np.outer(std[:, k], std[:, k])
+            right = self.total[:, :, k] / np.outer(std[:, k], std[:, k])
             found = z[:, k] @ z[:, k].T / s
-            apart = ~np.eye(len(right), dtype=bool)
-            scale = Z * np.sqrt((1 + right**2) / s)
+            error = np.sqrt((1 + right**2) / s)
+            if not self.normal:
+                error = np.maximum(error, np.sqrt(z[:, k] ** 2 @ (z[:, k] ** 2).T) / s)
+            scale = Z * error
             self.says(f"{what}' covariance", found[apart], right[apart], scale[apart])
 
     def functions(self) -> None:
         """Drawn functions have the moments of the latent function.
 
         Draws of one call share their random frequencies. Given these, draws are normal around the
-        same mean, with a variance whose mean over the frequencies is right. So the error of means
-        follows from the squares that were drawn, and that of the variance from the spread of
-        several calls.
+        same mean, with a covariance whose mean over the frequencies is right. So the error of means
+        follows from the squares that were drawn, and that of covariances from the spread of
+        several calls, which is not taken to be smaller than its average over the pairs of rows.
         """
-        mean, square, count = [], [], self.n_draws // CALLS
+        mean, square, count = [], [], self.n_functions // CALLS
+        # A function that is known exactly has no other values than its mean.
+        unit = np.where(self.latent > 1e-9 * self.std, self.latent, self.std)
         try:
             for seed in range(CALLS):
                 f = sk.draw_functions(self.model, count, random_state=seed).values(self.X)
                 z = (f if f.ndim == 3 else f[:, None]) - self.mean[..., None]
-                z /= self.latent[..., None]
+                z /= unit[..., None]
                 mean.append(z.mean(2))
-                square.append((z**2).mean(2))
+                square.append(np.einsum("its,jts->ijt", z, z) / count)
         except (NotExportable, TypeError):
             return
-        n = count * CALLS
-        self.says("functions' mean", np.mean(mean, 0), 0, Z * (np.mean(square, 0) / n) ** 0.5)
+        n, found = count * CALLS, np.mean(square, 0)
+        variance = np.einsum("iit->it", found)
+        self.says("functions' mean", np.mean(mean, 0), 0, Z * (variance / n) ** 0.5 + 1e-9)
         error = np.std(square, 0, ddof=1) / CALLS**0.5
-        tol = Z * np.maximum(error, (2 / n) ** 0.5)
-        self.says("functions' variance", np.mean(square, 0), 1, tol)
+        right = np.square(self.latent / unit)
+        least = np.sqrt(np.mean(np.square(error), (0, 1)))
+        own = np.maximum(np.einsum("iit->it", error), (2 / n) ** 0.5)
+        self.says("functions' variance", variance, right, Z * own)
+        # With fitted tails, functions are those before the tails. Functions of the nearest rows do
+        # not depend on the other new rows, of which a joint covariance is a chain.
+        has_tails = any(tails_of(each) for each in with_those_below(self.model))
+        if self.total is None or has_tails or isinstance(self.model, sk.NNGPRegressor):
+            return
+        right = self.total / (unit[:, None] * unit)
+        apart = ~np.eye(len(right), dtype=bool)
+        scale = np.maximum(np.maximum(error, least), np.sqrt((1 + right**2) / n))
+        self.says("functions' covariance", found[apart], right[apart], Z * scale[apart])
 
     def module(self) -> None:
-        """The torch module has these means and deviations."""
+        """The torch module has these means and deviations, and so has one of means alone."""
+        if self.known:
+            return
+        rows = torch.as_tensor(self.X, dtype=torch.float64)
         try:
+            means = to_torch(self.model, return_std=False)
+            found = [means(rows), means(rows[:1])]
             module = to_torch(self.model)
         except (NotExportable, TypeError):
             return
-        with torch.no_grad():
-            mean, std = module(torch.as_tensor(self.X, dtype=torch.float64))[:2]
-        if self.known:
+        pairs = module(rows), module(rows[:1])
+        for mean in (*found, *(pair[0] for pair in pairs)):
+            self._exported("module", mean)
+        for pair in pairs:
+            self._exported("module", *pair)
+
+    def _exported(self, what: str, mean, std=None) -> None:
+        """Compare means and deviations of the first rows as arrays or tensors."""
+        mean = wide(np.asarray(mean))
+        some = slice(len(mean))
+        error = (mean - self.mean[some]) / self.std[some]
+        self.says(f"{what}'s mean", error, 0, self.torch_rtol)
+        if std is not None:
+            self.says(f"{what}'s std", wide(np.asarray(std)) / self.std[some], 1, self.torch_rtol)
+
+    def onnx(self, path) -> None:
+        """So has the ONNX file."""
+        try:
+            sk.export_onnx(self.model, path)
+        except NotExportable:
             return
-        self.says("module's mean", (wide(mean.numpy()) - self.mean) / self.std, 0, self.torch_rtol)
-        self.says("module's std", wide(std.numpy()) / self.std, 1, self.torch_rtol)
+        for rows in (self.X, self.X[:1]):
+            self._exported("ONNX", *evaluated(path, rows))
 
     def botorch(self) -> None:
         """The posterior of BoTorch has the same joint covariance."""
@@ -252,6 +298,85 @@ class Answers:
             self.says("BoTorch's covariance", joint / scale, self.total[:, :, 0] / scale, tol)
 
 
+def evaluated(path: Any, rows: np.ndarray) -> list[np.ndarray]:
+    """What an ONNX file says of rows."""
+    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    return session.run(None, {"X": rows})
+
+
+def disagreements_of_classes(model: Any, X: np.ndarray, path: Any) -> list[str]:
+    """As `disagreements`, for a classifier."""
+    p, labels = model.predict_proba(X), model.classes_
+    found = {
+        "sum": (p.sum(1), 1),
+        "log_proba": (np.exp(model.predict_log_proba(X)), p),
+        "classes": (model.predict(X) == labels[p.argmax(1)], True),
+    }
+    for k, label in enumerate(labels):
+        density = model.log_predictive_density(X, np.full(len(X), label))
+        found[f"density of {label}"] = np.exp(density), p[:, k]
+    module = to_torch(model)
+    for m in (len(X), 1):
+        rows = torch.as_tensor(X[:m])
+        found[f"module of {m}"] = module(rows).numpy(), p[:m]
+    if path is not None:
+        sk.export_onnx(model, path)
+        found["ONNX"] = evaluated(path, X)[0], p
+    return [name for name, pair in found.items() if not np.allclose(*pair, rtol=1e-7, atol=1e-9)]
+
+
+def answers(model: Any, X: np.ndarray) -> dict[str, np.ndarray]:
+    """What a fitted model says of some rows, with draws of one seed."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        if is_classifier(model):
+            return {"p": model.predict_proba(X), "label": model.predict(X)}
+        mean, std = model.predict(X, return_std=True)
+        found = {"mean": mean, "std": std, "latent": model.predict_std(X, include_noise=False)}
+        found["interval"] = model.predict_interval(X, 0.8)
+        found["density"] = model.log_predictive_density(X, mean + 0.7 * std)
+        ways = {
+            "cov": lambda: model.predict(X, return_cov=True)[1],
+            "samples": lambda: model.sample_y(X, 3, random_state=2),
+            "functions": lambda: sk.draw_functions(model, 2, random_state=2).values(X),
+            "module": lambda: torch.stack(to_torch(model)(torch.as_tensor(X))).numpy(),
+        }
+        for name, way in ways.items():
+            try:
+                found[name] = way()
+            except (NotExportable, ValueError) as error:
+                found[name] = np.array(str(error))
+    return found
+
+
+def conditional(model: Any, X: np.ndarray, X_new: np.ndarray, y_new: np.ndarray, own: Any) -> Any:
+    """Means (m, t) and standard deviations of X given further rows, by dense algebra.
+
+    Parameters
+    ----------
+    model : regressor
+        Fitted to earlier rows, with a joint normal posterior.
+    X : ndarray of shape (m, d)
+    X_new, y_new : ndarray of shape (k, d) and (k, t)
+        The further rows.
+    own : ndarray of shape (k, t)
+        Noise variances of these rows beside the model's own noise.
+    """
+    rows, m = np.vstack([X, X_new]), len(X)
+    mean, total = model.predict(rows, return_cov=True)
+    mean, total = wide(mean), total if total.ndim == 3 else total[:, :, None]
+    noise = np.einsum("iit->it", total) - wide(model.predict_std(rows, include_noise=False)) ** 2
+    means, deviations = [], []
+    for k in range(mean.shape[1]):
+        f = total[:, :, k] - np.diag(noise[:, k])
+        H = f[m:, m:] + np.diag(noise[m:, k] + own[:, k])
+        gain = np.linalg.solve(H, f[m:, :m]).T
+        means.append(mean[:m, k] + gain @ (y_new[:, k] - mean[m:, k]))
+        variance = np.diag(f)[:m] - np.sum(gain * f[:m, m:], 1)
+        deviations.append(np.sqrt(variance + noise[:m, k]))
+    return np.column_stack(means), np.column_stack(deviations)
+
+
 def trapezoid(p: np.ndarray, z: np.ndarray) -> tuple[np.ndarray, float]:
     """The integral up to each point by the trapezoidal rule, and a bound of its error.
 
@@ -264,9 +389,16 @@ def trapezoid(p: np.ndarray, z: np.ndarray) -> tuple[np.ndarray, float]:
 
 def tails_of(model: Any) -> bool:
     """Whether a meta-estimator has fitted tails to the errors."""
-    scaled = getattr(fitted_process(model).posterior, "_scaled", None)
+    process = fitted_process(model)
+    scaled = None if process is None else getattr(process.posterior, "_scaled", None)
     tails = getattr(scaled, "tails", None)
     return tails is not None and tails.name != "normal"
+
+
+def with_those_below(model: Any) -> list[Any]:
+    """A model of this package and those that it is made of."""
+    below = [getattr(model, "estimator_", None), *getattr(model, "estimators_", [])]
+    return [model, *(each for part in below if part is not None for each in with_those_below(part))]
 
 
 def wide(values: np.ndarray) -> np.ndarray:

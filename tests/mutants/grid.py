@@ -170,7 +170,7 @@ MUTANTS = [
     (
         "drawn functions leave out the error of interpolation",
         "GridPosterior.functions",
-        "not misfit > 0",
+        "self._error is None",
         "True",
         "tests/contracts/test_one_distribution.py -k 'every_model and grid'",
         True,

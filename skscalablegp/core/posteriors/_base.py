@@ -77,6 +77,11 @@ class Posterior(ABC):
     def covariance(self, X: Float[Tensor, "m d"]) -> Float[Tensor, "m m"]:
         """The covariance of the noise-free functions at the rows of X."""
 
+    @property
+    def is_normal(self) -> bool:
+        """Whether observations have a joint normal distribution."""
+        return self.likelihood.conjugate
+
     def sample(self, X: Inputs, n_samples: int, random_state: np.random.RandomState) -> Draws:
         """Joint draws of the latent functions plus the kernel's own white noise at X.
 

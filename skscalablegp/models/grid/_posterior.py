@@ -12,6 +12,7 @@ from sklearn.gaussian_process.kernels import RBF
 from torch import Tensor, nn
 
 from ...core.posteriors import (
+    JOINT_ROWS,
     LowRankForm,
     MeanDraws,
     Moments,
@@ -23,7 +24,8 @@ from ...core.posteriors import (
     prior_draws,
     reported_variance,
 )
-from ...kernels import compile_kernel
+from ...kernels import TorchKernel, compile_kernel
+from ...linalg.solvers import cholesky_with_jitter
 from ._grid_kernel import GridKernel
 from ._module import GridModule, Interpolation, Outside, Polynomials
 from ._polynomials import cell_polynomials, local_polynomials, value_polynomials
@@ -114,17 +116,39 @@ class GridPosterior(Posterior):
         values = Interpolation(self.evaluation.factor.F @ z, kernel.grid)
         outside = Outside(z, duals=self.evaluation.factor.duals())
         module = GridModule(kernel, self.theta, values, None, outside)
-        draws, misfit = MeanDraws(module, (t, n_samples)), float(self.evaluation.misfit)
-        if not misfit > 0:
+        draws = MeanDraws(module, (t, n_samples))
+        if self._error is None:
             return draws
-        # The correlation of the error ends within a cell.
+        return Moved(prior_draws(self._error, self._error.theta0, (t, n_samples), generator), draws)
+
+    @cached_property
+    def _error(self) -> TorchKernel | None:
+        """The covariance of the error of interpolation, which ends within a cell; None for none."""
+        misfit, kernel = float(self.evaluation.misfit), self.grid_kernel
+        if not misfit > 0:
+            return None
         scales = np.full(kernel.n_features, np.inf)
         for axis in (axis for axes in kernel.grid.components for axis in axes):
             scales[axis.column] = min(scales[axis.column], _CORRELATED * axis.step)
         finite = np.isfinite(scales)
         scales[~finite] = 1e5 * scales[finite].max()
-        error = compile_kernel(misfit * RBF(scales), len(scales))
-        return Moved(prior_draws(error, error.theta0, (t, n_samples), generator), draws)
+        return compile_kernel(misfit * RBF(scales), len(scales))
+
+    def _missed(self, rows: np.ndarray) -> Tensor | float:
+        """The covariance (n, n) of the error of interpolation at some rows."""
+        error, X = self._error, torch.from_numpy(rows)
+        return 0.0 if error is None else error.cross(error.theta0, X, X)
+
+    def _missed_draws(
+        self, rows: np.ndarray, shape: tuple[int, int], generator: torch.Generator
+    ) -> Float[Tensor, "n t s"]:
+        """Draws of the error of interpolation at some rows, for few of them exactly."""
+        if len(rows) > JOINT_ROWS:
+            draws = prior_draws(self._error, self._error.theta0, shape, generator)
+            return draws(torch.from_numpy(rows))
+        L, _ = cholesky_with_jitter(self._missed(rows))
+        eps = torch.randn(len(rows), shape[0] * shape[1], generator=generator, dtype=L.dtype)
+        return (L @ eps).reshape(len(rows), *shape)
 
     # Whether `root` is one of the explained covariance in place of the posterior's.
     _explains = False
@@ -265,7 +289,7 @@ class GridPosterior(Posterior):
         rows, inside = self._split(X)
         G = self.interpolate(rows[inside], self.evaluation.factor.F)
         root = self._whitened(G)
-        missed = self.evaluation.misfit * torch.eye(len(rows), dtype=torch.float64)
+        missed = self._missed(rows)
         if inside.all():
             return (root @ root.T).cpu() + missed
         inner, outer = (torch.from_numpy(np.flatnonzero(part)) for part in (inside, ~inside))
@@ -301,7 +325,7 @@ class GridPosterior(Posterior):
         by_grid = t * n_samples * (S.numel() + sparse) < S.shape[1] * (sparse + n * t * n_samples)
         right = (S @ z).numpy() if by_grid else z
         left = W if by_grid else torch.from_numpy(W @ S.numpy())
-        white = (float(self.noise(X[:1])[0]) + self.evaluation.misfit) ** 0.5 / scale
+        white = float(self.noise(X[:1])[0]) ** 0.5 / scale
         mean = self.mean(X).numpy()[:, :, None]
         out = np.empty((n, t * n_samples))
         for part in torch.arange(n).split(max(1, _SAMPLE_BLOCK // (t * n_samples))):
@@ -313,7 +337,10 @@ class GridPosterior(Posterior):
                 draws = draws.double().mul_(scale)
             draws = draws.numpy().reshape(len(part), t, n_samples)
             np.add(draws, mean[block], out=out[block].reshape(draws.shape))
-        return torch.from_numpy(out).reshape(n, t, n_samples)
+        drawn = torch.from_numpy(out).reshape(n, t, n_samples)
+        if self._error is not None:
+            drawn += self._missed_draws(rows, (t, n_samples), generator)
+        return drawn
 
     def noise(self, X: Float[Tensor, "n d"]) -> Float[Tensor, " n"]:
         with torch.no_grad():

@@ -145,8 +145,7 @@ class ProductPosterior(GridPosterior):
             else:
                 Y = self.grid_kernel.rows(self.theta, rows) @ self.dual
                 explained = (Y @ Y.T).cpu()
-        missed = self.evaluation.misfit * torch.eye(len(rows), dtype=torch.float64)
-        return prior - (explained + explained.T) / 2 + missed
+        return prior - (explained + explained.T) / 2 + self._missed(rows)
 
     @cached_property
     def _sampling_root(self) -> tuple[Float[Tensor, "m k"], float]:
