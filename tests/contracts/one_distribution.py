@@ -90,6 +90,7 @@ class Answers:
         # Whether observations are normal, or normal functions with other noise.
         self.normal = likelihood.conjugate and not tails_of(model)
         self.additive = likelihood.additive and not tails_of(model)
+        self.tails_below = any(tails_of(each) for each in with_those_below(model))
         self.total = None
 
     def says(self, what: str, found, right, tol) -> None:
@@ -119,6 +120,11 @@ class Answers:
         self.says("return_cov's mean", (wide(mean) - self.mean) / self.std, 0, self.rtol)
         diagonal = np.einsum("iit->it", self.total)
         self.says("return_cov", np.sqrt(diagonal) / self.std, 1, self.rtol)
+        # Equal rows have one function, and noise of their own.
+        cov = self.model.predict(self.X[[0, 1, 0]], return_cov=True, **self.known)[1]
+        one = cov.reshape(3, 3, -1)[0, 2] / self.std[0] ** 2
+        if not self.tails_below:
+            self.says("equal rows", one, (self.latent[0] / self.std[0]) ** 2, 10 * self.rtol)
 
     def quantiles(self) -> None:
         """Normal quantiles; for other distributions `densities` has them."""
@@ -235,8 +241,7 @@ class Answers:
         self.says("functions' variance", variance, right, Z * own)
         # With fitted tails, functions are those before the tails. Functions of the nearest rows do
         # not depend on the other new rows, of which a joint covariance is a chain.
-        has_tails = any(tails_of(each) for each in with_those_below(self.model))
-        if self.total is None or has_tails or isinstance(self.model, sk.NNGPRegressor):
+        if self.total is None or self.tails_below or isinstance(self.model, sk.NNGPRegressor):
             return
         right = self.total / (unit[:, None] * unit)
         apart = ~np.eye(len(right), dtype=bool)

@@ -323,4 +323,20 @@ MUTANTS = [
         "tests/core/test_fast_columns.py -k misses_nothing",
         True,
     ),
+    (
+        "rows of one cell do not share the error of interpolation",
+        "GridPosterior._missed",
+        "error.cross(error.theta0, X, X)",
+        "torch.diag(error.diag(error.theta0, X))",
+        "tests/contracts/test_one_distribution.py -k 'every_model and grid'",
+        True,
+    ),
+    (
+        "samples leave out the error of interpolation",
+        "GridPosterior.sample",
+        "self._error is not None",
+        "False",
+        "tests/contracts/test_one_distribution.py -k 'every_model and grid'",
+        True,
+    ),
 ]
