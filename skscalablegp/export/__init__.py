@@ -3,6 +3,7 @@
 from ..kernels import NotExportable
 from ._functions import FunctionDraws, draw_functions
 from ._onnx import export_onnx
+from ._onnx_trees import translations
 from ._optimisation import as_botorch
 from ._torch import ClassModule, GPModule, to_torch
 

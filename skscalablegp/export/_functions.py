@@ -134,7 +134,7 @@ def draw_functions(model, n_samples: int = 1, random_state=0) -> FunctionDraws:
     (Matheron's rule; Wilson et al. 2020). Draws of nearest-neighbour models jump where the
     neighbours change. Draws of pathwise models are combinations of their stored samples. Beyond a
     grid, draws are what the grid determines there. Functions are normal: a fitted shape of tails is
-    that of observations.
+    that of observations. Models with trees have draws without gradients.
 
     Where the data explain nearly all of the prior variance, the rest is at high frequencies, of
     which few are drawn. With a Matern kernel (nu=1.5) and a posterior variance of 6e-5 of the prior

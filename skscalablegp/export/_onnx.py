@@ -16,7 +16,8 @@ from torch import Tensor, nn
 
 from ..kernels import NotExportable
 from ..storage import checked_target
-from ._torch import ClassModule, GPModule, require, to_torch
+from ._onnx_trees import translations
+from ._torch import ClassModule, GPModule, require, traceable
 
 # The largest error of a file, in standard deviations of the targets, by precision.
 _ERROR = {"float32": 1e-4, "float64": 1e-6}
@@ -41,7 +42,7 @@ def export_onnx(
     ----------
     model : estimator
         A fitted regressor or classifier of this package, or a `Pipeline` of scalers and one, as in
-        `to_torch`.
+        `to_torch`. It may also have scikit-learn's trees, forests and gradient boosting.
     path : str or path-like
         The file; an existing one is replaced.
     return_std : bool, default=True
@@ -61,7 +62,7 @@ def export_onnx(
     ImportError
         If the packages of the extra ``[onnx]`` are missing.
     NotExportable
-        A TypeError, as in `to_torch`, before anything is written.
+        A TypeError, as in `to_torch`, before anything is written; but trees are no reason.
     ValueError
         For another dtype, without rows where they are required, and if the error at these rows is
         above 1e-4 of the target's standard deviation, or of a probability, with "float32" (1e-6
@@ -104,9 +105,9 @@ def export_onnx(
             "dtype='float32' needs rows=, typical rows at which the file is compared with the "
             "model: single precision is too little for some models."
         )
-    path, exact = checked_target(path), to_torch(model, return_std)
+    path, exact = checked_target(path), traceable(model, return_std)
     checked = None if rows is None else _checked(rows, exact.n_features)
-    module: Any = to_torch(model, return_std).to(getattr(torch, dtype))
+    module: Any = traceable(model, return_std).to(getattr(torch, dtype))
     computed_in = dtype
     if checked is not None:
         error = _error(exact, module, checked, dtype)
@@ -176,7 +177,14 @@ def _written(module: Any, dtype: str, computed_in: str) -> Any:
     shapes = ({0: torch.export.Dim("rows")},)
     with _silent("torch.onnx"), torch.no_grad():
         program = torch.onnx.export(
-            module, (X,), None, dynamo=True, verbose=False, input_names=["X"], dynamic_shapes=shapes
+            module,
+            (X,),
+            None,
+            dynamo=True,
+            verbose=False,
+            input_names=["X"],
+            dynamic_shapes=shapes,
+            custom_translation_table=translations(),
         )
     graph = program.model.graph
     if computed_in == "float64" and any(node.op_type == "Erf" for node in graph):

@@ -30,7 +30,7 @@ def as_botorch(model):
     ImportError
         If BoTorch, the extra ``[botorch]``, is missing.
     NotExportable
-        A TypeError, as in `to_torch`.
+        A TypeError, as in `to_torch`: among others for models with trees.
     NotFittedError
         Before `fit`.
 

@@ -15,7 +15,7 @@ from .._predicted import core_of
 from ..core import FittedProcess, GPModel, fitted_process
 from ..core.posteriors import ProcessModule
 from ..kernels import NotExportable
-from ..meta import probability_module, split_steps
+from ..meta import probability_module, refuse_trees, split_steps
 
 
 class GPModule(nn.Module):
@@ -182,8 +182,7 @@ def to_torch(model, return_std: bool = True) -> GPModule | ClassModule:
     model : estimator
         A fitted regressor or classifier of this package, a `Pipeline` that ends in one, after steps
         that scale columns (StandardScaler, MinMaxScaler, MaxAbsScaler, RobustScaler), or a search
-        over these. Members of stacks and automatic models may be scikit-learn's linear models,
-        trees, forests and gradient boosting.
+        over these. Members of stacks and automatic models may be scikit-learn's linear models.
     return_std : bool, default=True
         Whether the module of a regressor returns standard deviations beside means. Without them it
         is smaller: an exact model of n rows needs an n x n matrix for its standard deviations, and
@@ -201,7 +200,8 @@ def to_torch(model, return_std: bool = True) -> GPModule | ClassModule:
     NotExportable
         A TypeError, before any work: for kernels that run their own NumPy code, for standard
         deviations that need a linear solve for every row, for automatic models of tables with
-        categories or dates, and for models and members of other packages.
+        categories or dates, for models and members of other packages, and for models with trees,
+        whose gradient in the rows would be zero by construction: `export_onnx` writes these.
     NotFittedError
         Before `fit`.
 
@@ -217,9 +217,6 @@ def to_torch(model, return_std: bool = True) -> GPModule | ClassModule:
     and in the units of the training table, and categories must be the codes that the model was
     fitted with. Missing values, as NaN, are for `AutoGPRegressor` and `AutoGPClassifier` only.
 
-    All trees are evaluated together, one level at a time. Their gradient in the rows is zero, so
-    that a mixture has the gradient of its other members.
-
     Examples
     --------
     >>> import numpy as np
@@ -231,6 +228,13 @@ def to_torch(model, return_std: bool = True) -> GPModule | ClassModule:
     >>> bool(np.allclose(mean.numpy(), gp.predict([[1.0], [2.0]])))
     True
     """
+    module = traceable(model, return_std)
+    refuse_trees(module)
+    return module
+
+
+def traceable(model: Any, return_std: bool) -> GPModule | ClassModule:
+    """The module of `to_torch`, which may have trees."""
     return_std, last = bool(return_std), core_of(model)
     module: GPModule | ClassModule
     if isinstance(last, GPModel) and is_classifier(last):

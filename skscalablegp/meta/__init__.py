@@ -13,6 +13,7 @@ from ._pool import mixed, pool_weights
 from ._scaled import Scaled, Tails, noise_features
 from ._stacked import StackedGPRegressor
 from ._target_codes import TargetCodes
+from ._tree_modules import Ensemble, evaluated_ensemble, refuse_trees
 from ._trees import BoostedClasses, BoostedTrees, RandomizedTrees
 
 __all__ = [

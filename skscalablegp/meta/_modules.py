@@ -49,7 +49,7 @@ from .._predicted import inner_of
 from ..core import fitted_process
 from ..core.posteriors import Affine, ProcessModule
 from ..kernels import NotExportable
-from ._tree_modules import BoostedModule, ForestModule, GradientBoostedModule
+from ._tree_modules import trees_module
 
 # Mean, variance (None for a regressor without any), and the part of it that is no noise.
 PredictorMoments = tuple[Float[Tensor, " m"], Float[Tensor, " m"] | None, Float[Tensor, " m"]]
@@ -135,6 +135,13 @@ class Linear(nn.Module):
         return out[:, 0] if out.shape[1] == 1 else out
 
 
+class _Single(PredictorModule):
+    """A regressor whose module has one column of predictions."""
+
+    def mean(self, X: Float[Tensor, "m d"]) -> Float[Tensor, " m"]:
+        return self.below(X)[:, 0]
+
+
 class BayesianLinear(PredictorModule):
     """Linear regression with the variance of its weights; all of the variance is noise."""
 
@@ -204,21 +211,27 @@ _STEPS: _Table = {
     MinMaxScaler: _min_max,
 }
 _LINEAR = (LinearRegression, Ridge, RidgeCV, Lasso, LassoCV, ElasticNet, ElasticNetCV)
-_FORESTS = (RandomForestRegressor, ExtraTreesRegressor, DecisionTreeRegressor, ExtraTreeRegressor)
+_TREES_OF_NUMBERS = (
+    HistGradientBoostingRegressor,
+    GradientBoostingRegressor,
+    RandomForestRegressor,
+    ExtraTreesRegressor,
+    DecisionTreeRegressor,
+    ExtraTreeRegressor,
+)
+_TREES_OF_CLASSES = (
+    HistGradientBoostingClassifier,
+    GradientBoostingClassifier,
+    RandomForestClassifier,
+    ExtraTreesClassifier,
+    DecisionTreeClassifier,
+    ExtraTreeClassifier,
+)
 _REGRESSORS: _Table = dict.fromkeys((*_LINEAR, HuberRegressor), Linear)
-_REGRESSORS |= dict.fromkeys(_FORESTS, ForestModule)
 _REGRESSORS |= dict.fromkeys((BayesianRidge, ARDRegression), BayesianLinear)
-_REGRESSORS[HistGradientBoostingRegressor] = BoostedModule
-_REGRESSORS[GradientBoostingRegressor] = GradientBoostedModule
-_CLASSIFIERS: _Table = {
-    LogisticRegression: Logistic,
-    HistGradientBoostingClassifier: BoostedModule,
-    GradientBoostingClassifier: GradientBoostedModule,
-    RandomForestClassifier: ForestModule,
-    ExtraTreesClassifier: ForestModule,
-    DecisionTreeClassifier: ForestModule,
-    ExtraTreeClassifier: ForestModule,
-}
+_REGRESSORS |= dict.fromkeys(_TREES_OF_NUMBERS, lambda model: _Single(trees_module(model)))
+_CLASSIFIERS: _Table = {LogisticRegression: Logistic}
+_CLASSIFIERS |= dict.fromkeys(_TREES_OF_CLASSES, trees_module)
 
 
 def _made(part: Any, table: _Table, what: str, remedy: str) -> nn.Module:

@@ -1,9 +1,10 @@
-"""scikit-learn's trees as torch modules."""
+"""scikit-learn's trees as one operator of torch, which scikit-learn itself evaluates."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple, NoReturn
+from weakref import WeakValueDictionary
 
 import numpy as np
 import torch
@@ -13,190 +14,173 @@ from torch import Tensor, nn
 from .._compat import TreeNodes, boosted_nodes, grown_nodes
 from ..kernels import NotExportable
 
+_OPERATOR = "skscalablegp::trees"
 
-class TreesModule(nn.Module):
-    """The values of the leaves in which rows end: (m, d) -> (m, k, q) for k trees.
 
-    All trees are walked at once, a level at a time. The comparisons are those of scikit-learn, so
-    that in double precision every row ends in the same leaf. The gradient in the rows is zero.
+class Ensemble(NamedTuple):
+    """The sum of the leaves in which rows end, and a baseline, behind the inverse of a link.
 
-    Parameters
+    Attributes
     ----------
-    trees : sequence of TreeNodes
+    trees : list of TreeNodes
+        Values of leaves have shape (k, q).
+    baseline : ndarray of shape (q,)
+    link : {"identity", "log", "logit", "multinomial"}
+        With "logit" the one sum becomes two probabilities.
     single : bool
         Whether rows are rounded to single precision before they are compared, as in scikit-learn's
         random forests.
-
-    Notes
-    -----
-    O(k) operations for each level of the deepest tree and each row.
     """
 
-    roots: Tensor
-    feature: Tensor
-    threshold: Tensor
-    child: Tensor
-    missing: Tensor
-    value: Tensor
+    trees: list[TreeNodes]
+    baseline: np.ndarray
+    link: str
+    single: bool
 
-    def __init__(self, trees: Sequence[TreeNodes], single: bool):
+
+class TreesModule(nn.Module):
+    """A fitted estimator of trees as one operator: rows (m, d) to (m, q).
+
+    The operator has no gradient, and for an ONNX file there is its ensemble.
+
+    Parameters
+    ----------
+    name : str
+        Of the estimator, for messages.
+    predict : callable
+        Maps rows (m, d) to (m, q) or (m,), by the code of the estimator.
+    ensemble : Ensemble
+        The same as arrays.
+    """
+
+    def __init__(self, name: str, predict: Callable[[np.ndarray], np.ndarray], ensemble: Ensemble):
         super().__init__()
-        sizes = [len(tree.left) for tree in trees]
-        starts = np.cumsum([0, *sizes[:-1]])
-        own = [np.arange(size) for size in sizes]
-        left, right = (
-            np.concatenate(
-                [np.where(s < 0, o, s) + a for s, o, a in zip(side, own, starts, strict=True)]
-            )
-            for side in ([tree.left for tree in trees], [tree.right for tree in trees])
+        self.name, self.predict, self.ensemble = name, predict, ensemble
+        self._q = len(ensemble.baseline) + (ensemble.link == "logit")
+
+    def forward(self, X: Float[Tensor, "m d"]) -> Float[Tensor, "m q"]:
+        _EVALUATED[id(self)] = self
+        return torch.ops.skscalablegp.trees(X, id(self), self._q)
+
+
+def evaluated_ensemble(key: int) -> Ensemble:
+    """What a call of the operator evaluates."""
+    return _EVALUATED[key].ensemble
+
+
+# The modules under evaluation. The operator takes a number, because it takes no objects.
+_EVALUATED: WeakValueDictionary[int, TreesModule] = WeakValueDictionary()
+
+
+def _predicted(X, key, q):
+    found = np.asarray(_EVALUATED[key].predict(X.detach().cpu().numpy()))
+    return torch.as_tensor(found.reshape(-1, q)).to(X, copy=True)
+
+
+def _no_gradient(ctx: Any, gradient: Tensor) -> NoReturn:
+    raise NotExportable(f"{_ZERO}: leave out members and mean functions of trees.")
+
+
+torch.library.define(_OPERATOR, "(Tensor X, int key, int q) -> Tensor")
+torch.library.impl(_OPERATOR, "default", _predicted)
+torch.library.register_fake(_OPERATOR, lambda X, key, q: X.new_empty(X.shape[0], q))
+torch.library.register_autograd(_OPERATOR, _no_gradient)
+
+_ZERO = (
+    "Trees are constant between their thresholds, so that their gradient in the rows would be zero "
+    "by construction"
+)
+
+
+def refuse_trees(module: nn.Module) -> None:
+    """Raise NotExportable if a part of a module are trees."""
+    names = {part.name for part in module.modules() if isinstance(part, TreesModule)}
+    if names:
+        raise NotExportable(
+            f"A model with {', '.join(sorted(names))} cannot be exported as a torch module. {_ZERO}"
+            ": write a file by export_onnx, or fit the model without trees."
         )
-        threshold = np.concatenate([tree.threshold for tree in trees])
-        # Rows in single precision are below the same thresholds, rounded down.
-        threshold = _rounded_down(threshold) if single else threshold
-        self._single, self._depth = single, max(_depth(tree) for tree in trees)
-        feature = np.concatenate([np.maximum(tree.feature, 0) for tree in trees])
-        missing = np.concatenate([tree.missing_left for tree in trees]).astype(np.int64)
-        arrays = {"roots": starts, "feature": feature, "threshold": threshold, "missing": missing}
-        arrays["value"] = np.concatenate([tree.value for tree in trees])
-        # Left and right in one array, so that a comparison gives the place of the child.
-        arrays["child"] = np.stack([right, left], 1).reshape(-1)
-        for name, array in arrays.items():
-            self.register_buffer(name, torch.as_tensor(np.ascontiguousarray(array)))
-
-    def forward(self, X: Float[Tensor, "m d"]) -> Float[Tensor, "m k q"]:
-        rows = X.detach()
-        rows = rows.float().to(rows.dtype) if self._single else rows
-        node = self.roots.expand(X.shape[0], -1)
-        for _ in range(self._depth):
-            x = rows.gather(1, self.feature[node])
-            left = (x <= self.threshold[node]).long()
-            node = self.child[2 * node + torch.where(x.isnan(), self.missing[node], left)]
-        # A sum over no columns, so that a gradient of zero exists.
-        return self.value[node] + X[:, :0].sum(1)[:, None, None]
 
 
-def _rounded_down(values: Float[np.ndarray, " n"]) -> Float[np.ndarray, " n"]:
-    """The largest numbers of single precision that are not larger."""
-    with np.errstate(over="ignore"):
-        single = values.astype(np.float32)
-    below = np.nextafter(single, np.float32(-np.inf))
-    return np.where(single > values, below, single).astype(np.float64)
-
-
-def _depth(tree: TreeNodes) -> int:
-    """Number of levels below the root; children come after their parents."""
-    level = np.zeros(len(tree.left), int)
-    for node in np.flatnonzero(tree.left >= 0):
-        level[[tree.left[node], tree.right[node]]] = level[node] + 1
-    return int(level.max())
-
-
-class BoostedModule(nn.Module):
-    """Boosted trees: the sum of their leaves for each of q outputs, behind the inverse link.
-
-    Parameters
-    ----------
-    model : HistGradientBoostingRegressor or HistGradientBoostingClassifier
-        Fitted.
-    """
-
-    baseline: Tensor
-
-    def __init__(self, model: Any):
-        super().__init__()
-        boosted = boosted_nodes(model)
-        if boosted is None:
-            raise NotExportable(
-                f"{type(model).__name__} with categorical features cannot be exported: encode the "
-                "categories as numbers before, and fit without categorical_features."
-            )
-        trees, baseline, self._link = boosted
-        self._q = len(baseline)
-        self.trees = TreesModule(trees, single=False)
-        self.register_buffer("baseline", torch.tensor(baseline))
-
-    def forward(self, X: Float[Tensor, "m d"]) -> Tensor:
-        """Predictions (m,) of a regressor, or probabilities (m, c)."""
-        leaves = self.trees(X)[:, :, 0]
-        raw = leaves.unflatten(1, (-1, self._q)).sum(1) + self.baseline
-        if self._link == "multinomial":
-            return torch.softmax(raw, 1)
-        if self._link == "logit":
-            return torch.cat([torch.sigmoid(-raw), torch.sigmoid(raw)], 1)
-        return torch.exp(raw[:, 0]) if self._link == "log" else raw[:, 0]
-
-
-class GradientBoostedModule(nn.Module):
-    """Gradient boosting of trees without histograms: predictions (m,), or probabilities (m, c).
-
-    Parameters
-    ----------
-    model : GradientBoostingRegressor or GradientBoostingClassifier
-        Fitted.
+def trees_module(model: Any) -> TreesModule:
+    """A fitted estimator of scikit-learn over trees: predictions (m, 1), or probabilities (m, c).
 
     Raises
     ------
     NotExportable
-        For boosting that begins at the predictions of another estimator.
+        For boosting that begins at the predictions of another estimator or knows categories.
     """
-
-    baseline: Tensor
-    rate: Tensor
-    odds: Tensor
-
-    def __init__(self, model: Any):
-        super().__init__()
-        if model.init not in (None, "zero"):
-            raise NotExportable(
-                f"{type(model).__name__}(init={type(model.init).__name__}()) cannot be exported: "
-                "leave out init."
-            )
-        self.trees = TreesModule([grown_nodes(t, False) for t in model.estimators_.flat], True)
-        self._q, self._classes = model.estimators_.shape[1], hasattr(model, "classes_")
-        # The exponential loss is that of half the log odds.
-        odds = 2.0 if self._classes and model.loss == "exponential" else 1.0
-        self.register_buffer("rate", torch.tensor(model.learning_rate, dtype=torch.float64))
-        self.register_buffer("odds", torch.tensor(odds, dtype=torch.float64))
-        row = np.zeros((1, model.n_features_in_))
-        raw = model.decision_function(row) if self._classes else model.predict(row)
-        added = self._added(torch.as_tensor(row)).numpy()
-        self.register_buffer("baseline", torch.tensor(np.reshape(raw, (1, -1)) - added))
-
-    def _added(self, X: Float[Tensor, "m d"]) -> Float[Tensor, "m q"]:
-        """What the trees add to the baseline."""
-        return self.rate * self.trees(X)[:, :, 0].unflatten(1, (-1, self._q)).sum(1)
-
-    def forward(self, X: Float[Tensor, "m d"]) -> Tensor:
-        raw = self._added(X) + self.baseline
-        if not self._classes:
-            return raw[:, 0]
-        if self._q > 1:
-            return torch.softmax(raw, 1)
-        raw = self.odds * raw
-        return torch.cat([torch.sigmoid(-raw), torch.sigmoid(raw)], 1)
+    if hasattr(model, "_baseline_prediction"):
+        ensemble = _histograms(model)
+    else:
+        ensemble = (_boosted if hasattr(model, "init_") else _forest)(model)
+    predict = model.predict_proba if hasattr(model, "classes_") else model.predict
+    return TreesModule(type(model).__name__, predict, ensemble)
 
 
-class ForestModule(nn.Module):
-    """The mean of a forest: predictions (m,), or probabilities (m, c); also a single tree.
+def squares_module(forest: Any, centre: float) -> TreesModule:
+    """The means of the trees' predictions minus a number, and of their squares: (m, 2)."""
 
-    Parameters
-    ----------
-    model : estimator
-        A fitted forest or tree of scikit-learn.
-    """
+    def predict(X: np.ndarray) -> np.ndarray:
+        each = np.stack([tree.predict(X) for tree in forest.estimators_]) - centre
+        return np.stack([each.mean(0), np.square(each).mean(0)], 1)
 
-    def __init__(self, model: Any):
-        super().__init__()
-        classes = hasattr(model, "classes_")
-        trees = [grown_nodes(tree, classes) for tree in getattr(model, "estimators_", [model])]
-        self.trees, self._classes = TreesModule(trees, single=True), classes
+    ensemble = _forest(forest)
+    k = len(ensemble.trees)
+    trees = [
+        tree._replace(
+            value=np.hstack([k * tree.value - centre, (k * tree.value - centre) ** 2]) / k
+        )
+        for tree in ensemble.trees
+    ]
+    ensemble = ensemble._replace(trees=trees, baseline=np.zeros(2))
+    return TreesModule(type(forest).__name__, predict, ensemble)
 
-    def forward(self, X: Float[Tensor, "m d"]) -> Tensor:
-        mean = self.trees(X).mean(1)
-        return mean if self._classes else mean[:, 0]
 
-    def spread(self, X: Float[Tensor, "m d"]) -> tuple[Float[Tensor, " m"], Float[Tensor, " m"]]:
-        """Mean and variance of the trees' predictions."""
-        each = self.trees(X)[:, :, 0]
-        mean = each.mean(1)
-        return mean, (each - mean[:, None]).square().mean(1)
+def _forest(model: Any) -> Ensemble:
+    """The mean of a forest; also a single tree."""
+    grown = getattr(model, "estimators_", [model])
+    trees = [grown_nodes(tree, hasattr(model, "classes_")) for tree in grown]
+    trees = [tree._replace(value=tree.value / len(trees)) for tree in trees]
+    return Ensemble(trees, np.zeros(trees[0].value.shape[1]), "identity", single=True)
+
+
+def _boosted(model: Any) -> Ensemble:
+    """Gradient boosting of trees without histograms."""
+    if model.init not in (None, "zero"):
+        raise NotExportable(
+            f"{type(model).__name__}(init={type(model.init).__name__}()) cannot be exported: "
+            "leave out init."
+        )
+    grown, classes = model.estimators_, hasattr(model, "classes_")
+    row, q = np.zeros((1, model.n_features_in_)), grown.shape[1]
+    raw = model.decision_function(row) if classes else model.predict(row)
+    added = model.learning_rate * sum(
+        np.array([tree.predict(row)[0] for tree in step]) for step in grown
+    )
+    # The exponential loss is that of half the log odds.
+    odds = 2.0 if classes and model.loss == "exponential" else 1.0
+    trees = [grown_nodes(tree, False) for tree in grown.flat]
+    trees = _in_columns(trees, q, odds * model.learning_rate)
+    link = "identity" if not classes else "multinomial" if q > 1 else "logit"
+    return Ensemble(trees, odds * (np.ravel(raw) - added), link, single=True)
+
+
+def _histograms(model: Any) -> Ensemble:
+    """Histogram-based gradient boosting."""
+    boosted = boosted_nodes(model)
+    if boosted is None:
+        raise NotExportable(
+            f"{type(model).__name__} with categorical features cannot be exported: encode the "
+            "categories as numbers before, and fit without categorical_features."
+        )
+    trees, baseline, link = boosted
+    return Ensemble(_in_columns(trees, len(baseline), 1.0), baseline, link, single=False)
+
+
+def _in_columns(trees: list[TreeNodes], q: int, factor: float) -> list[TreeNodes]:
+    """Trees of one output each, one after the other, with their values in its column of q."""
+    return [
+        tree._replace(value=factor * tree.value * np.eye(q)[number % q])
+        for number, tree in enumerate(trees)
+    ]

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from ..core.training import Budget
 from ._modules import PredictorModule, PredictorMoments, predictor_module, probability_module
+from ._tree_modules import squares_module
 
 # Leaves of a tree, and whether the trees learn the errors of a linear model.
 _CANDIDATES = ((31, False), (127, False), (127, True))
@@ -339,23 +340,31 @@ class BoostedTreesModule(PredictorModule):
     """`BoostedTrees` as a torch module."""
 
     def __init__(self, of: BoostedTrees):
-        super().__init__(predictor_module(of.trees_).below)
+        super().__init__(predictor_module(of.trees_))
         self.line = None if of.line_ is None else predictor_module(of.line_)
 
     def mean(self, X: Float[Tensor, "m d"]) -> Float[Tensor, " m"]:
-        trees = self.below(X)
+        trees = self.below.mean(X)
         return trees if self.line is None else self.line.mean(X) + trees
 
 
 class RandomizedTreesModule(PredictorModule):
     """`RandomizedTrees` as a torch module; all of the variance is noise."""
 
+    centre: Tensor
     least: Tensor
 
     def __init__(self, of: RandomizedTrees):
-        super().__init__(predictor_module(of.trees_).below)
-        self.register_buffer("least", torch.tensor(of.least_, dtype=torch.float64))
+        # Squares are those of distances from a number in the middle, for their rounding.
+        centre = float(np.mean([tree.tree_.value[0] for tree in of.trees_.estimators_]))
+        super().__init__(squares_module(of.trees_, centre))
+        for name, value in (("centre", centre), ("least", of.least_)):
+            self.register_buffer(name, torch.tensor(value, dtype=torch.float64))
+
+    def mean(self, X: Float[Tensor, "m d"]) -> Float[Tensor, " m"]:
+        return self.centre + self.below(X)[:, 0]
 
     def moments(self, X: Float[Tensor, "m d"]) -> PredictorMoments:
-        mean, variance = self.below.spread(X)
-        return mean, variance + self.least, torch.zeros_like(mean)
+        away, square = self.below(X).unbind(1)
+        variance = (square - away.square()).clamp_min(0) + self.least
+        return self.centre + away, variance, torch.zeros_like(away)

@@ -30,6 +30,7 @@ from sklearn.linear_model import (
     Lasso,
     LinearRegression,
     LogisticRegression,
+    Ridge,
     RidgeCV,
 )
 from sklearn.model_selection import GridSearchCV
@@ -41,7 +42,7 @@ from sklearn.preprocessing import PolynomialFeatures, StandardScaler
 from sklearn.tree import DecisionTreeClassifier, DecisionTreeRegressor
 
 import skscalablegp as sk
-from skscalablegp.export import NotExportable
+from skscalablegp.export import NotExportable, translations
 from skscalablegp.likelihoods import Bernoulli
 from skscalablegp.meta import BoostedClasses, predictor_module, probability_module
 
@@ -52,42 +53,71 @@ CLEAN = 20 * (np.sin(LARGE[:, 0]) + 0.1 * (LARGE[:, 1] - 100))
 TARGET = CLEAN + 4 * np.exp(LARGE[:, 0]) * RNG.randn(240)
 POINTS = sk.SGPRRegressor(n_inducing=15, max_iter=3, small_table="method")
 SCALED_LINE = make_pipeline(StandardScaler(), RidgeCV())
+RIDGE = Ridge()
 FEW_TREES = HistGradientBoostingRegressor(max_iter=15, random_state=0)
 
 MODELS = {
-    "noise": sk.HeteroscedasticRegressor(POINTS),
+    "noise": sk.HeteroscedasticRegressor(POINTS, SCALED_LINE, residuals=2),
+    "stack": sk.StackedGPRegressor(
+        [("points", POINTS), ("line", SCALED_LINE), ("bayesian", BayesianRidge())]
+    ),
+    "noise-over-stack": sk.HeteroscedasticRegressor(
+        sk.StackedGPRegressor([("points", POINTS), ("line", SCALED_LINE)]),
+        LinearRegression(),
+        residuals=2,
+    ),
+    "mean": sk.MeanFunctionRegressor(POINTS, SCALED_LINE, n_folds=2),
+    "no-mean": sk.MeanFunctionRegressor(POINTS, FEW_TREES, weight=0.0, n_folds=2),
+    "noise-of-bayesian": sk.HeteroscedasticRegressor(BayesianRidge(), RIDGE, residuals=2),
+    "love": sk.LOVEPredictor(POINTS, variance_rank=3, max_variance_rank=5),
+}
+WITH_TREES = {
     "noise-of-trees": sk.HeteroscedasticRegressor(RandomForestRegressor(7), residuals=2),
     "noise-by-trees": sk.HeteroscedasticRegressor(
         POINTS, HistGradientBoostingRegressor(max_iter=9, max_depth=3), tails="auto"
     ),
-    "stack": sk.StackedGPRegressor(
+    "stack-of-trees": sk.StackedGPRegressor(
         [("points", POINTS), ("line", SCALED_LINE), ("forest", ExtraTreesRegressor(9))]
     ),
-    "noise-over-stack": sk.HeteroscedasticRegressor(
+    "noise-over-trees": sk.HeteroscedasticRegressor(
         sk.StackedGPRegressor([("points", POINTS), ("trees", FEW_TREES)])
     ),
-    "mean": sk.MeanFunctionRegressor(POINTS, FEW_TREES, n_folds=2),
-    "no-mean": sk.MeanFunctionRegressor(POINTS, FEW_TREES, weight=0.0, n_folds=2),
+    "mean-of-trees": sk.MeanFunctionRegressor(POINTS, FEW_TREES, n_folds=2),
     "stack-of-bayesian": sk.StackedGPRegressor(
         [("line", BayesianRidge()), ("trees", GradientBoostingRegressor(n_estimators=5))]
     ),
-    "noise-of-bayesian": sk.HeteroscedasticRegressor(BayesianRidge(), residuals=2),
     "auto": sk.AutoGPRegressor(["linear", "randomized_trees", ("points", POINTS)]),
-    "love": sk.LOVEPredictor(POINTS, variance_rank=3, max_variance_rank=5),
 }
+ALL = MODELS | WITH_TREES
 FOREIGN = {
     "linear": LinearRegression(),
     "pipeline": SCALED_LINE,
     "sparse": Lasso(0.1),
-    "boosting": FEW_TREES,
-    "log-link": make_pipeline(HistGradientBoostingRegressor(loss="gamma", max_iter=9)),
-    "forest": RandomForestRegressor(6, random_state=0),
-    "extra": ExtraTreesRegressor(6, max_depth=4, random_state=0),
-    "gradient-boosting": GradientBoostingRegressor(n_estimators=6, loss="huber", random_state=0),
     "bayesian": BayesianRidge(),
     "relevant": make_pipeline(StandardScaler(), ARDRegression(threshold_lambda=0.05)),
-    "tree": DecisionTreeRegressor(random_state=0),
-    "search": GridSearchCV(DecisionTreeRegressor(random_state=0), {"max_depth": [2, 4]}, cv=2),
+    "search": GridSearchCV(RIDGE, {"alpha": [1.0, 9.0]}, cv=2),
+}
+# What all trees see, and those that know missing values.
+TREES = {
+    "log-link": make_pipeline(HistGradientBoostingRegressor(loss="gamma", max_iter=9)),
+    "gradient-boosting": GradientBoostingRegressor(n_estimators=6, loss="huber"),
+    "search": GridSearchCV(DecisionTreeRegressor(), {"max_depth": [2, 4]}, cv=2),
+    "one-leaf": DecisionTreeRegressor(max_depth=1, min_samples_leaf=200),
+}
+HOLES = {
+    "boosting": FEW_TREES,
+    "forest": RandomForestRegressor(6),
+    "extra": ExtraTreesRegressor(6, max_depth=4),
+    "tree": DecisionTreeRegressor(),
+}
+TREES_OF_CLASSES = {
+    "boosting": HistGradientBoostingClassifier(max_iter=4),
+    "averaged": BoostedClasses(),
+    "forest": RandomForestClassifier(5),
+    "extra": ExtraTreesClassifier(5, min_samples_leaf=2),
+    "tree": DecisionTreeClassifier(max_depth=4),
+    "gradient-boosting": GradientBoostingClassifier(n_estimators=4),
+    "from-zero": GradientBoostingClassifier(n_estimators=4, init="zero"),
 }
 LINE = LogisticRegression()
 CLASSIFIERS = {
@@ -107,16 +137,6 @@ CLASSIFIERS = {
     ),
 }
 CLASSIFIERS["auto-many"] = CLASSIFIERS["auto"]
-FOREIGN_CLASSIFIERS = {
-    "line": LINE,
-    "boosting": HistGradientBoostingClassifier(max_iter=4),
-    "averaged": BoostedClasses(),
-    "forest": RandomForestClassifier(5),
-    "extra": ExtraTreesClassifier(5, min_samples_leaf=2),
-    "tree": DecisionTreeClassifier(max_depth=4),
-    "gradient-boosting": GradientBoostingClassifier(n_estimators=4, random_state=0),
-    "from-zero": GradientBoostingClassifier(n_estimators=4, init="zero", random_state=0),
-}
 HALVES = np.where(TARGET > np.median(TARGET), "high", "low")
 PARTS = np.digitize(TARGET, np.quantile(TARGET, [0.3, 0.6])) * 2
 
@@ -133,7 +153,7 @@ def quietly(model, X, y):
 
 @cache
 def fitted(name):
-    return quietly(MODELS[name], LARGE, TARGET)
+    return quietly(ALL[name], LARGE, TARGET)
 
 
 @cache
@@ -161,7 +181,7 @@ def onnx_answers(path, rows):
 # ------------------------------------------------------------------ regressors
 
 
-@pytest.mark.parametrize("name", [marked_slow(name, set(MODELS) - {"auto"}) for name in MODELS])
+@pytest.mark.parametrize("name", MODELS)
 def test_modules_predict_what_their_models_predict(name):
     model = fitted(name)
     for rows in (NEW, NEW[:1], LARGE):
@@ -173,12 +193,12 @@ def test_modules_predict_what_their_models_predict(name):
 def test_the_models_have_what_is_tested():
     """A mixture of several members, and noise models of several kinds."""
     assert (fitted("stack").weights_ > 0).sum() > 1
-    for name in ("noise", "noise-of-trees", "noise-by-trees", "noise-over-stack", "auto"):
+    for name in ("noise", "noise-over-stack"):
         assert fitted(name).noise_gain_ > 0
 
 
 def test_modules_have_the_least_variance():
-    model = copy(fitted("noise-of-trees"))
+    model = copy(fitted("noise"))
     middle = float(np.median(model.predict(NEW, return_std=True)[1]))
     scaled = model._learned
     noise = replace(scaled.noise, least=2 * np.log(middle))
@@ -190,7 +210,6 @@ def test_modules_have_the_least_variance():
 
 @pytest.mark.parametrize("name", FOREIGN)
 def test_mean_functions_of_scikit_learn(name):
-    """Rows of the table are on both sides of each threshold, and some are beyond all of them."""
     y = np.exp(TARGET / 50)
     model = quietly(sk.MeanFunctionRegressor(POINTS, FOREIGN[name], n_folds=2), LARGE, y)
     for rows in (NEW, LARGE):
@@ -207,9 +226,9 @@ def test_programs_take_any_number_of_rows(name):
 
 @pytest.mark.slow
 @pytest.mark.seldom(
-    "auto", "stack", "noise-over-stack", "noise-of-trees", "noise-of-bayesian", "stack-of-bayesian"
+    "auto", "stack", "noise-over-trees", "noise-of-trees", "noise-of-bayesian", "stack-of-bayesian"
 )
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", ALL)
 def test_onnx_files(name, tmp_path):
     sk.export_onnx(fitted(name), tmp_path / "model.onnx")
     for rows in (NEW, NEW[:1]):
@@ -231,7 +250,6 @@ def test_trees_in_single_precision(tmp_path):
 
 @pytest.mark.parametrize("name", ["noise", "mean", "noise-over-stack"])
 def test_gradients_are_those_of_finite_differences(name):
-    """Trees are constant but at their thresholds, which few of these rows meet."""
     module, rows = sk.to_torch(fitted(name)), torch.tensor(NEW, requires_grad=True)
     (slope,) = torch.autograd.grad(sum(module(rows)).sum(), rows)
     for j, h in enumerate(1e-5 * torch.as_tensor(UNITS)):
@@ -241,12 +259,92 @@ def test_gradients_are_those_of_finite_differences(name):
         assert error.median() < 1e-6 and slope[:, j].abs().max() > 0
 
 
+@pytest.mark.parametrize("name", [marked_slow(n, {"mean-of-trees"}) for n in WITH_TREES])
+def test_modules_of_trees_are_refused(name):
+    for refused in (sk.to_torch, sk.as_botorch):
+        with pytest.raises(NotExportable, match="gradient.* zero by construction: .*export_onnx"):
+            refused(fitted(name))
+
+
+def test_a_classifier_of_trees_is_refused():
+    model = quietly(sk.AutoGPClassifier([("forest", RandomForestClassifier(3))]), LARGE, PARTS)
+    with pytest.raises(NotExportable, match="RandomForestClassifier.* zero by construction"):
+        sk.to_torch(model)
+
+
+def test_draws_with_trees_have_values_and_no_gradients():
+    """All draws have the same mean function, which is that of scikit-learn."""
+    model = fitted("mean-of-trees")
+    apart = copy(model)
+    apart.weight_ = 0.0
+    draws, below = sk.draw_functions(model, 3), sk.draw_functions(apart, 3)
+    shift = model.weight_ * model.mean_function_.predict(NEW)
+    close((draws.values(NEW) - below.values(NEW)).T, 3 * [shift])
+    with pytest.raises(NotExportable, match="gradient.* zero by construction"):
+        draws.gradients(NEW)
+
+
+def near_thresholds(models, n=400):
+    """Rows with entries at thresholds of the trees, and one unit of rounding away from them.
+
+    Histograms of few rows have thresholds in the middle between two entries of the table.
+    """
+    ordered = np.sort(LARGE, 0)
+    places = [(j, x) for row in (ordered[:-1] + ordered[1:]) / 2 for j, x in enumerate(row)]
+    for grown in (np.ravel(getattr(model, "estimators_", [model])) for model in models):
+        for tree in (estimator.tree_ for estimator in grown if hasattr(estimator, "tree_")):
+            inner = np.isfinite(tree.threshold) & (tree.children_left >= 0)
+            places += zip(tree.feature[inner], tree.threshold[inner], strict=True)
+    rows = LARGE[RNG.randint(len(LARGE), size=n)]
+    for row, place in zip(rows, RNG.randint(len(places), size=n), strict=True):
+        feature, threshold = places[place]
+        row[feature] = np.nextafter(threshold, RNG.choice([-np.inf, threshold, np.inf]))
+    return rows
+
+
+class SideBySide(torch.nn.Module):
+    def __init__(self, regressors, classifiers):
+        super().__init__()
+        self.regressors = torch.nn.ModuleList(map(predictor_module, regressors))
+        self.classifiers = torch.nn.ModuleList(map(probability_module, classifiers))
+
+    def forward(self, X):
+        means = [module.mean(X) for module in self.regressors]
+        return *means, *(module(X) for module in self.classifiers)
+
+
 @pytest.mark.slow
-def test_trees_alone_have_gradients_of_zero():
-    model = quietly(sk.AutoGPRegressor(["trees", "randomized_trees"]), LARGE, TARGET)
-    rows = torch.tensor(NEW, requires_grad=True)
-    (slope,) = torch.autograd.grad(sk.to_torch(model)(rows)[0].sum(), rows)
-    assert not slope.any()
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+def test_trees_in_files_are_those_of_scikit_learn(dtype, tmp_path):
+    """At thresholds and beside them, with missing values, and far away."""
+    table = np.where(RNG.uniform(size=LARGE.shape) < 0.3, np.nan, LARGE)
+    y = np.exp(TARGET / 50)
+    holes = [quietly(model, table, y) for model in HOLES.values()]
+    regressors = [quietly(model, LARGE, y) for model in TREES.values()]
+    exponential = GradientBoostingClassifier(n_estimators=4, loss="exponential")
+    classes = [quietly(exponential, LARGE, HALVES)]
+    for name, model in TREES_OF_CLASSES.items():
+        classes += [quietly(model, LARGE, PARTS)]
+        classes += [quietly(model, LARGE, HALVES)] if "boosting" in name else []
+    module = SideBySide([*holes, *regressors], classes).eval()
+    shapes = ({0: torch.export.Dim("rows")},)
+    X = torch.zeros(3, 3, dtype=getattr(torch, dtype))
+    program = torch.onnx.export(
+        module, (X,), dynamo=True, dynamic_shapes=shapes, custom_translation_table=translations()
+    )
+    program.save(tmp_path / "trees.onnx")
+    session = onnxruntime.InferenceSession(tmp_path / "trees.onnx")
+    near = near_thresholds([*holes, *regressors, *classes])
+    for rows in (near, 1e3 * near, np.where(RNG.uniform(size=near.shape) < 0.3, np.nan, near)):
+        rows = rows.astype(dtype)
+        expected = [model.predict(rows) for model in holes]
+        if np.isfinite(rows).all():
+            expected += [model.predict(rows) for model in regressors]
+            expected += [model.predict_proba(rows) for model in classes]
+        found = session.run(None, {session.get_inputs()[0].name: rows})
+        for answer, right in zip(found, expected, strict=False):
+            tol = {"float64": 1e-12, "float32": 1e-5}[dtype] * np.abs(right).max()
+            np.testing.assert_allclose(answer, right, rtol=0, atol=tol)
 
 
 @pytest.mark.exact_input
@@ -256,22 +354,15 @@ def test_missing_values():
     table = np.where(holes, np.nan, LARGE)
     new = np.where(RNG.uniform(size=NEW.shape) < 0.3, np.nan, NEW)
     models = (
-        sk.AutoGPRegressor(["linear", ("trees", FEW_TREES)]),
-        sk.AutoGPClassifier([("line", LINE), ("forest", RandomForestClassifier(5))]),
+        sk.AutoGPRegressor(["linear"]),
+        sk.AutoGPClassifier([("line", LINE)]),
     )
     regressor, classes = (
         quietly(m, table, y) for m, y in zip(models, (TARGET, PARTS), strict=True)
     )
-    close(sk.to_torch(regressor)(torch.tensor(new)), regressor.predict(new, return_std=True))
+    # Its noise model may have trees, which only standard deviations need.
+    close([sk.to_torch(regressor, return_std=False)(torch.tensor(new))], [regressor.predict(new)])
     close([sk.to_torch(classes)(torch.tensor(new))], [classes.predict_proba(new)], 1e-12)
-
-
-def test_rows_go_where_the_trees_of_scikit_learn_send_missing_ones():
-    table = np.where(RNG.uniform(size=LARGE.shape) < 0.3, np.nan, LARGE)
-    for trees in (FEW_TREES, RandomForestRegressor(4, random_state=0)):
-        model = trees.fit(table, TARGET)
-        found = predictor_module(model).mean(torch.tensor(table))
-        close([found], [model.predict(table)], 1e-12)
 
 
 def test_searches():
@@ -295,22 +386,6 @@ def test_probabilities(name):
     step = 1e-6 * torch.tensor([1.0, 0, 0], dtype=torch.float64)
     change = (module(rows + step) - module(rows - step))[:, 0] / 2e-6
     assert (slope[:, 0] - change).abs().median() < 1e-6
-
-
-@pytest.mark.parametrize("labels", [HALVES, PARTS], ids=["two", "three"])
-@pytest.mark.parametrize("name", FOREIGN_CLASSIFIERS)
-def test_classifiers_of_scikit_learn(name, labels):
-    model = quietly(FOREIGN_CLASSIFIERS[name], LARGE, labels)
-    for rows in (NEW, LARGE):
-        found = probability_module(model)(torch.tensor(rows))
-        np.testing.assert_allclose(found, model.predict_proba(rows), atol=1e-12)
-
-
-def test_the_exponential_loss_is_that_of_half_the_log_odds():
-    model = GradientBoostingClassifier(n_estimators=4, loss="exponential", random_state=0)
-    model.fit(LARGE, HALVES)
-    found = probability_module(model)(torch.tensor(NEW))
-    np.testing.assert_allclose(found, model.predict_proba(NEW), atol=1e-12)
 
 
 @pytest.mark.parametrize("name", ["bayesian", "relevant"])
