@@ -11,7 +11,6 @@ import torch
 
 from .posteriors import (
     Posterior,
-    ProcessModule,
     predictive_log_density,
     predictive_quantiles,
 )
@@ -117,18 +116,6 @@ class FittedProcess:
     noise_given: bool
     input_module: Callable[[], torch.nn.Module]
     with_rows: Callable[..., Any]
-
-    def module(self, with_variance: bool = True) -> ProcessModule:
-        """The process as a torch module, in the units of the rows and the targets.
-
-        Raises
-        ------
-        NotExportable
-            If a part of it is not made of torch operations alone.
-        """
-        inputs = self.input_module()
-        below = self.posterior.module(with_variance)
-        return ProcessModule(inputs, below, self.y_mean, self.y_std)
 
     def mean(self, X: np.ndarray) -> np.ndarray:
         """Means (m, t)."""

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from .._validation import check_integer
 from ..core.posteriors import Affine
+from ._members import posterior_functions
 from ._torch import check_columns, process_of
 
 
@@ -153,7 +154,7 @@ def draw_functions(model, n_samples: int = 1, random_state=0) -> FunctionDraws:
     steps, process = process_of(model)
     seed = int(check_random_state(random_state).randint(2**31 - 1))
     generator = torch.Generator().manual_seed(seed)
-    functions = process.posterior.functions(int(n_samples), generator)
+    functions = posterior_functions(process.posterior, int(n_samples), generator)
     steps = [*steps, process.input_module()]
     scale, sizes = (process.y_mean, process.y_std), (int(n_samples), model.n_features_in_)
     draws = FunctionDraws(steps, functions, *scale, *sizes)

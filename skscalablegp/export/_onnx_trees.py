@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float, Int64
 
 from .._compat import TreeNodes
-from ..meta import evaluated_ensemble
+from ._trees import EVALUATED
 
 # Attributes that are tensors; the others are lists of integers.
 _TENSORS = "nodes_splits", "nodes_modes", "leaf_weights"
@@ -30,7 +30,7 @@ def translations() -> dict[Any, Callable[..., Any]]:
         return op.Constant(value=numpy_helper.from_array(np.ascontiguousarray(values)))
 
     def trees(X: Any, key: int, q: int) -> Any:
-        ensemble = evaluated_ensemble(key)
+        ensemble = EVALUATED[key].ensemble
         dtype = np.dtype(np.float32 if X.dtype == TensorProto.FLOAT else np.float64)
         kind = TensorProto.FLOAT if dtype == np.float32 else TensorProto.DOUBLE
         rows = op.Cast(op.Cast(X, to=TensorProto.FLOAT), to=kind) if ensemble.single else X
@@ -43,6 +43,8 @@ def translations() -> dict[Any, Callable[..., Any]]:
                 )
         leaf = op.Cast(ml.TreeEnsemble(rows, **attributes), to=TensorProto.INT64)
         of = op.Gather(constant(values), op.Add(leaf, constant(starts)))
+        if ensemble.link == "each":
+            return op.Squeeze(of, constant(np.array([2])))
         added = op.ReduceSum(of, constant(np.array([1])), keepdims=0)
         raw = op.Add(added, constant(ensemble.baseline.astype(dtype)))
         if ensemble.link == "logit":

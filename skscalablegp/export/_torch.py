@@ -15,7 +15,8 @@ from .._predicted import core_of
 from ..core import FittedProcess, GPModel, fitted_process
 from ..core.posteriors import ProcessModule
 from ..kernels import NotExportable
-from ..meta import probability_module, refuse_trees, split_steps
+from ._members import probability_module, process_module, split_steps
+from ._trees import refuse_trees
 
 
 class GPModule(nn.Module):
@@ -244,7 +245,9 @@ def traceable(model: Any, return_std: bool) -> GPModule | ClassModule:
         module = ClassModule(steps, probability_module(last), classes, d)
     else:
         steps, process = process_of(model)
-        module = GPModule(steps, process.module(return_std), return_std, model.n_features_in_)
+        module = GPModule(
+            steps, process_module(process, return_std), return_std, model.n_features_in_
+        )
     return module.eval().requires_grad_(False)
 
 

@@ -10,7 +10,6 @@ import torch
 from jaxtyping import Float
 from sklearn.base import MetaEstimatorMixin
 from sklearn.utils.validation import check_is_fitted
-from torch import nn
 
 from .._compat import fit_context
 from ..core import FitRun, GPClassifierBase
@@ -23,10 +22,9 @@ from ._division import DividedTable, divided
 from ._leaderboard import in_words
 from ._members import Candidate, class_candidates
 from ._pool import LEAST_WEIGHT, TIE, mixture_weights
-from ._posterior_modules import PooledClasses
 
 # Smaller probabilities are raised to this one, so that a single row cannot decide a comparison.
-_LEAST = 1e-6
+LEAST_PROBABILITY = 1e-6
 # Weight, in rows, of the temperature one.
 _AT_ONE = 20.0
 # With fewer rows folds keep the hyperparameters of all rows, because training them in each fold
@@ -336,7 +334,7 @@ class AutoGPClassifier(AutoBase, MetaEstimatorMixin, GPClassifierBase):
         """
         scored = np.isin(self.held_out_, rows.held[rows.scored])
         scored = scored if scored.any() else np.ones(len(scored), bool)
-        p = torch.as_tensor(np.maximum(self.held_out_proba_[scored], _LEAST))
+        p = torch.as_tensor(np.maximum(self.held_out_proba_[scored], LEAST_PROBABILITY))
         y = torch.as_tensor(rows.y[self.held_out_[scored]])
         # These rows have also chosen the weights of the members.
         n_trained = len(self._members) - 1
@@ -366,14 +364,9 @@ class AutoGPClassifier(AutoBase, MetaEstimatorMixin, GPClassifierBase):
             weight * self._completed(inner, X)
             for weight, inner in zip(self.weights_, self.estimators_, strict=True)
         )
-        pooled = torch.as_tensor(np.maximum(pooled, _LEAST))
+        pooled = torch.as_tensor(np.maximum(pooled, LEAST_PROBABILITY))
         shares = torch.as_tensor(self.class_prior_)
         return towards_shares(pooled, shares, 1 / self.temperature_).numpy()
-
-    def _as_module(self) -> nn.Module:
-        calibration = self.class_prior_, self.temperature_, _LEAST
-        pool = PooledClasses(self.estimators_, self.weights_, *calibration)
-        return nn.Sequential(self._input_module(), pool)
 
     def _build_posterior(self) -> Posterior:
         raise TypeError("An average of classifiers has no posterior of its own: see estimators_.")
@@ -386,4 +379,4 @@ class AutoGPClassifier(AutoBase, MetaEstimatorMixin, GPClassifierBase):
 def _losses(found: np.ndarray, rows: DividedTable, scored: np.ndarray) -> np.ndarray:
     """Minus the log probability of each scored row's class."""
     y = rows.y[rows.held[scored]]
-    return -np.log(np.maximum(found[scored][np.arange(len(y)), y], _LEAST))
+    return -np.log(np.maximum(found[scored][np.arange(len(y)), y], LEAST_PROBABILITY))

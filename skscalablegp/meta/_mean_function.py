@@ -20,8 +20,6 @@ from ..models.experts import PoERegressor
 from ._below import MetaRegressorBase, told_noise
 from ._comparison import first_line
 from ._jobs import FoldFits, by_jobs
-from ._modules import predictor_module
-from ._posterior_modules import ShiftedDraws, ShiftedModule
 from ._unseen import Trial, Unseen, conclude
 
 # Number of rows that are left out to compare fits with the mean function and without it; the share
@@ -359,20 +357,20 @@ class ShiftedPosterior(Posterior):
     """
 
     def __init__(self, process: FittedProcess, mean_function: Any, weight: float):
-        self._process, self._mean_function, self._weight = process, mean_function, weight
+        self.process, self.mean_function, self.weight = process, mean_function, weight
         below = self._below = process.posterior
         self.dtype, self.device, self.width = torch.float64, torch.device("cpu"), below.width
         if below.likelihood.additive:
             self.likelihood = below.likelihood
 
     def _rows(self, X: Float[Tensor, "m d"]) -> Tensor:
-        return self._process.inputs(X.numpy())
+        return self.process.inputs(X.numpy())
 
     def _shift(self, X: Float[Tensor, "m d"]) -> Float[Tensor, "m 1"]:
-        if self._weight == 0:
+        if self.weight == 0:
             return X.new_zeros(len(X), 1, dtype=torch.float64)
-        scale = np.ravel(self._process.y_std)[0] / self._weight
-        predicted = np.asarray(self._mean_function.predict(X.numpy()), float)
+        scale = np.ravel(self.process.y_std)[0] / self.weight
+        predicted = np.asarray(self.mean_function.predict(X.numpy()), float)
         return torch.as_tensor(predicted / scale)[:, None]
 
     def mean(self, X: Float[Tensor, "m d"]) -> Float[Tensor, "m 1"]:
@@ -381,17 +379,6 @@ class ShiftedPosterior(Posterior):
     def moments(self, X: Float[Tensor, "m d"]) -> Moments:
         moments = self._below.moments(self._rows(X))
         return moments._replace(mean=moments.mean.cpu().double() + self._shift(X))
-
-    def module(self, with_variance: bool = True) -> ShiftedModule:
-        factor = self._weight / np.ravel(self._process.y_std)[0]
-        used = self._mean_function if self._weight else None
-        mean = None if used is None else predictor_module(used, with_variance=False)
-        inputs = self._process.input_module()
-        return ShiftedModule(inputs, self._below.module(with_variance), mean, factor)
-
-    def functions(self, n_samples: int, generator: torch.Generator) -> ShiftedDraws:
-        draws = self._below.functions(n_samples, generator)
-        return ShiftedDraws(self.module(with_variance=False), draws)
 
     def variance(self, X: Float[Tensor, "m d"]) -> Float[Tensor, " m"]:
         return self._below.variance(self._rows(X))

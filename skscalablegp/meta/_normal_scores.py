@@ -7,11 +7,9 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-import torch
 from jaxtyping import Float
 from scipy.special import ndtr, ndtri
 from sklearn.base import BaseEstimator, TransformerMixin, clone
-from torch import Tensor, nn
 
 from ..core import FitRun
 from ..models.iterative import IterativeGPRegressor
@@ -72,32 +70,6 @@ class NormalScores:
         beyond = np.where(x < inside, slopes[0], slopes[-1])
         return np.interp(inside, self.values, self.scores) + beyond * (x - inside)
 
-    def module(self) -> nn.Module:
-        """The function as a torch module."""
-        return _ScoresModule(self.values, self.scores, self._slopes)
-
-
-class _ScoresModule(nn.Module):
-    """A sum of what each piece adds, because exported programs have no interpolation."""
-
-    starts: Tensor
-    lengths: Tensor
-    slopes: Tensor
-
-    def __init__(self, values: np.ndarray, scores: np.ndarray, slopes: np.ndarray):
-        super().__init__()
-        self.register_buffer("starts", torch.as_tensor(values[:-1]))
-        self.register_buffer("lengths", torch.as_tensor(np.diff(values)))
-        self.register_buffer("slopes", torch.as_tensor(slopes))
-        self._first = float(scores[0])
-
-    def forward(self, x: Float[Tensor, " m"]) -> Float[Tensor, " m"]:
-        along = (x[:, None] - self.starts).clamp(min=0)
-        found = self._first + torch.minimum(along, self.lengths) @ self.slopes
-        before = (x - self.starts[0]).clamp(max=0)
-        after = (x - self.starts[-1] - self.lengths[-1]).clamp(min=0)
-        return found + self.slopes[0] * before + self.slopes[-1] * after
-
 
 class ScoredColumns(TransformerMixin, BaseEstimator):
     """A step of a pipeline that replaces some columns by their normal scores.
@@ -125,25 +97,6 @@ class ScoredColumns(TransformerMixin, BaseEstimator):
         for j, score in (self.scores or {}).items():
             X[:, j] = score(X[:, j])
         return X
-
-    def _as_module(self) -> nn.Module:
-        """`transform` as a torch module, for exports."""
-        return _ColumnsModule(self.scores)
-
-
-class _ColumnsModule(nn.Module):
-    """The scores of some columns."""
-
-    def __init__(self, scores: dict[int, NormalScores]):
-        super().__init__()
-        self._columns = list(scores)
-        self._scores = nn.ModuleList([score.module() for score in scores.values()])
-
-    def forward(self, X: Float[Tensor, "m d"]) -> Float[Tensor, "m d"]:
-        columns = list(X.unbind(1))
-        for j, score in zip(self._columns, self._scores, strict=True):
-            columns[j] = score(columns[j])
-        return torch.stack(columns, 1)
 
 
 def heavy_columns(X: Float[np.ndarray, "n d"]) -> list[int]:

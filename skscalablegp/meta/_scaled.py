@@ -15,9 +15,7 @@ from torch import Tensor
 from .._predicted import predict_std, unwrapped
 from ..core import FittedProcess, LeftOut, fitted_process
 from ..core.posteriors import Draws, Inputs, Moments, Posterior
-from ._modules import drawn_functions
 from ._noise import NoiseModel
-from ._posterior_modules import ScaledDraws, ScaledModule, with_tails
 
 # Normal quantiles at which a fitted shape of tails is tabulated.
 _NODES = np.linspace(-8, 8, 321)
@@ -200,54 +198,44 @@ class ScaledPosterior(Posterior):
     """
 
     def __init__(self, scaled: Scaled):
-        self._scaled = scaled
+        self.scaled = scaled
         self.dtype, self.device = torch.float64, torch.device("cpu")
         self.width = 1000
 
     def mean(self, X: Float[Tensor, "m d"]) -> Float[Tensor, "m 1"]:
-        process, rows = self._scaled.process(X.numpy())
+        process, rows = self.scaled.process(X.numpy())
         if process is not None:
             return torch.as_tensor(process.mean(process.validated(rows)))
-        mean = np.asarray(self._scaled.inner.predict(X.numpy()), np.float64)
+        mean = np.asarray(self.scaled.inner.predict(X.numpy()), np.float64)
         return torch.as_tensor(mean)[:, None]
 
     def moments(self, X: Float[Tensor, "m d"]) -> Moments:
-        mean, latent, noise, _ = map(torch.as_tensor, self._scaled.moments(X.numpy()))
+        mean, latent, noise, _ = map(torch.as_tensor, self.scaled.moments(X.numpy()))
         return Moments(mean[:, None], latent, noise)
-
-    def module(self, with_variance: bool = True) -> ScaledModule:
-        """Modules of regressors of other packages are in ``_modules``."""
-        of = self._scaled
-        settings = of.extra, of.floor, of.sees_mean, of.tails.powers()
-        return ScaledModule(of.inner, of.noise, *settings, with_variance)
-
-    def functions(self, n_samples: int, generator: torch.Generator) -> ScaledDraws:
-        draws = drawn_functions(self._scaled.inner, n_samples, generator)
-        return ScaledDraws(self.module(), draws, n_samples)
 
     def covariance(self, X: Float[Tensor, "m d"]) -> Float[Tensor, "m m"]:
         """With the correlations of draws, which have the shape of the tails."""
-        _, latent, noise, factor = map(torch.as_tensor, self._scaled.moments(X.numpy()))
-        core, rows = unwrapped(self._scaled.inner, X.numpy())
+        _, latent, noise, factor = map(torch.as_tensor, self.scaled.moments(X.numpy()))
+        core, rows = unwrapped(self.scaled.inner, X.numpy())
         if fitted_process(core) is None:
             return torch.diag(latent)
         total = torch.as_tensor(core.predict(rows, return_cov=True, noise_variance=0)[1])
         total = factor[:, None] * total * factor
-        powers = torch.as_tensor(self._scaled.tails.powers())
+        powers = torch.as_tensor(self.scaled.tails.powers())
         return with_tails(total, latent, latent + noise, powers)
 
     @property
     def is_normal(self) -> bool:
-        return self._scaled.tails.name == "normal"
+        return self.scaled.tails.name == "normal"
 
     def sample(self, X: Inputs, n_samples: int, random_state: np.random.RandomState) -> Draws:
         """Draws of the regressor, scaled row by row, with the fitted shape of tails.
 
         A regressor with tails of its own counts as normal, as it does in quantiles and densities.
         """
-        moments = map(torch.as_tensor, self._scaled.moments(X.numpy()))
+        moments = map(torch.as_tensor, self.scaled.moments(X.numpy()))
         mean, latent, noise, factor = (part[:, None] for part in moments)
-        core, rows = unwrapped(self._scaled.inner, X.numpy())
+        core, rows = unwrapped(self.scaled.inner, X.numpy())
         extra = noise + latent
         draws = torch.zeros(len(X), n_samples, dtype=torch.float64)
         if (process := fitted_process(core)) is not None:
@@ -257,12 +245,41 @@ class ScaledPosterior(Posterior):
                 joint = core.predict(rows, return_cov=True, noise_variance=0)
                 drawn = random_state.multivariate_normal(*joint, n_samples).T
             draws, own = factor * (torch.as_tensor(drawn) - mean), np.zeros(len(X))
-            if self._scaled.floor > 0:
-                own = self._scaled.unscaled(X.numpy())[1]
-            extra = factor**2 * torch.as_tensor(self._scaled.added(own))[:, None]
+            if self.scaled.floor > 0:
+                own = self.scaled.unscaled(X.numpy())[1]
+            extra = factor**2 * torch.as_tensor(self.scaled.added(own))[:, None]
         white = torch.as_tensor(random_state.standard_normal(draws.shape))
         draws = draws + extra.sqrt() * white
-        if self._scaled.tails.name != "normal":
+        if self.scaled.tails.name != "normal":
             std = (latent + noise).sqrt()
-            draws = std * torch.as_tensor(self._scaled.tails((draws / std).numpy()))
+            draws = std * torch.as_tensor(self.scaled.tails((draws / std).numpy()))
         return (mean + draws)[:, None]
+
+
+def with_tails(
+    covariance: Float[Tensor, "*b q q"],
+    latent: Float[Tensor, "*b q"],
+    total: Float[Tensor, "*b q"],
+    powers: Float[Tensor, " k"],
+) -> Float[Tensor, "*b q q"]:
+    """Covariances of observations whose normal quantiles were given the shape of tails.
+
+    The variances remain `latent`. The correlation of two observations becomes sum_k c_k rho^k,
+    which is smaller than rho unless the tails are normal.
+
+    Parameters
+    ----------
+    covariance : Tensor of shape (..., q, q)
+        Under normal tails.
+    latent, total : Tensor of shape (..., q)
+        Variances without and with noise.
+    powers : Tensor of shape (k,)
+        c, from the first power on.
+    """
+    scale = (total[..., :, None] * total[..., None, :]).sqrt()
+    scale = scale.clamp_min(torch.finfo(total.dtype).tiny)
+    rho, found = covariance / scale, torch.zeros_like(covariance)
+    for c in powers.flip(0):
+        found = (found + c) * rho
+    found = scale * found
+    return found + torch.diag_embed(latent - found.diagonal(dim1=-2, dim2=-1))

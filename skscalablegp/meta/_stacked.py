@@ -21,7 +21,6 @@ from ._below import MetaRegressorBase, mean_square, noise_weights
 from ._comparison import Comparison
 from ._jobs import PartFits, parts_by_jobs
 from ._pool import LEAST_WEIGHT, mean_crps, mixed, negative_log_density, stacking_weights
-from ._posterior_modules import StackedDraws, StackedModule
 from ._scaled import Scaled, ScaledPosterior
 from ._trees import BoostedTrees, RandomizedTrees
 from ._unseen import Trial, Unseen, conclude
@@ -430,44 +429,28 @@ class StackedPosterior(Posterior):
     """
 
     def __init__(self, members: list[Scaled], weights: Float[np.ndarray, " k"]):
-        self._parts = [
+        self.parts = [
             (weight, ScaledPosterior(member))
             for weight, member in zip(weights.tolist(), members, strict=True)
             if weight > 0
         ]
         self.dtype, self.device = torch.float64, torch.device("cpu")
-        self.width = sum(part.width for _, part in self._parts)
+        self.width = sum(part.width for _, part in self.parts)
 
     def mean(self, X: Float[Tensor, "m d"]) -> Float[Tensor, "m 1"]:
-        return sum(weight * part.mean(X) for weight, part in self._parts)
+        return sum(weight * part.mean(X) for weight, part in self.parts)
 
     def moments(self, X: Float[Tensor, "m d"]) -> Moments:
-        moments = [(weight, part.moments(X)) for weight, part in self._parts]
+        moments = [(weight, part.moments(X)) for weight, part in self.parts]
         mean = sum(weight * each.mean for weight, each in moments)
         variance = sum(
             weight * (each.variance + (each.mean - mean)[:, 0] ** 2) for weight, each in moments
         )
         return Moments(mean, variance, sum(weight * each.noise for weight, each in moments))
 
-    def module(self, with_variance: bool = True) -> StackedModule:
-        return StackedModule([(weight, part.module(with_variance)) for weight, part in self._parts])
-
-    def functions(self, n_samples: int, generator: torch.Generator) -> StackedDraws:
-        """Each draw is one of a member, chosen with its weight."""
-        weights = torch.tensor([weight for weight, _ in self._parts])
-        member = torch.multinomial(weights, n_samples, replacement=True, generator=generator)
-        counts = torch.bincount(member, minlength=len(weights)).tolist()
-        draws = [
-            part.functions(count, generator)
-            for (_, part), count in zip(self._parts, counts, strict=True)
-            if count
-        ]
-        # Draws are grouped by members; those of a member are exchangeable.
-        return StackedDraws(draws, torch.argsort(torch.argsort(member, stable=True)))
-
     def covariance(self, X: Float[Tensor, "m d"]) -> Float[Tensor, "m m"]:
         mean, total = self.mean(X), 0.0
-        for weight, part in self._parts:
+        for weight, part in self.parts:
             away = part.mean(X) - mean
             total = total + weight * (part.covariance(X) + away @ away.T)
         return total

@@ -6,8 +6,6 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import torch
-from jaxtyping import Float
 from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
 from sklearn.ensemble import (
     ExtraTreesRegressor,
@@ -17,11 +15,8 @@ from sklearn.ensemble import (
 from sklearn.linear_model import LinearRegression
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted
-from torch import Tensor, nn
 
 from ..core.training import Budget
-from ._modules import PredictorModule, PredictorMoments, predictor_module, probability_module
-from ._tree_modules import squares_module
 
 # Leaves of a tree, and whether the trees learn the errors of a linear model.
 _CANDIDATES = ((31, False), (127, False), (127, True))
@@ -188,9 +183,6 @@ class BoostedTrees(RegressorMixin, BaseEstimator):
         codes = self.categorical_features
         return X if codes is None else np.delete(X, codes, axis=1)
 
-    def _as_module(self) -> PredictorModule:
-        return BoostedTreesModule(self)
-
 
 def _grown(trees, X, y, sample_weight, most, budget):
     """The boosted trees after a fit of as many as there is time for, and whether that cut it."""
@@ -252,9 +244,6 @@ class RandomizedTrees(RegressorMixin, BaseEstimator):
             return self.trees_.predict(X)
         each = np.stack([tree.predict(X) for tree in self.trees_.estimators_])
         return each.mean(0), np.sqrt(each.var(0) + self.least_)
-
-    def _as_module(self) -> PredictorModule:
-        return RandomizedTreesModule(self)
 
 
 class BoostedClasses(ClassifierMixin, BaseEstimator):
@@ -320,51 +309,3 @@ class BoostedClasses(ClassifierMixin, BaseEstimator):
     def predict(self, X: Any) -> np.ndarray:
         """The labels of the largest average."""
         return self.classes_[self.predict_proba(X).argmax(1)]
-
-    def _as_module(self) -> nn.Module:
-        return BoostedClassesModule(self)
-
-
-class BoostedClassesModule(nn.Module):
-    """`BoostedClasses` as a torch module: rows (m, d) to probabilities (m, c)."""
-
-    def __init__(self, of: BoostedClasses):
-        super().__init__()
-        self.parts = nn.ModuleList([probability_module(trees) for trees in of.trees_])
-
-    def forward(self, X: Float[Tensor, "m d"]) -> Float[Tensor, "m c"]:
-        return torch.stack([part(X) for part in self.parts]).mean(0)
-
-
-class BoostedTreesModule(PredictorModule):
-    """`BoostedTrees` as a torch module."""
-
-    def __init__(self, of: BoostedTrees):
-        super().__init__(predictor_module(of.trees_))
-        self.line = None if of.line_ is None else predictor_module(of.line_)
-
-    def mean(self, X: Float[Tensor, "m d"]) -> Float[Tensor, " m"]:
-        trees = self.below.mean(X)
-        return trees if self.line is None else self.line.mean(X) + trees
-
-
-class RandomizedTreesModule(PredictorModule):
-    """`RandomizedTrees` as a torch module; all of the variance is noise."""
-
-    centre: Tensor
-    least: Tensor
-
-    def __init__(self, of: RandomizedTrees):
-        # Squares are those of distances from a number in the middle, for their rounding.
-        centre = float(np.mean([tree.tree_.value[0] for tree in of.trees_.estimators_]))
-        super().__init__(squares_module(of.trees_, centre))
-        for name, value in (("centre", centre), ("least", of.least_)):
-            self.register_buffer(name, torch.tensor(value, dtype=torch.float64))
-
-    def mean(self, X: Float[Tensor, "m d"]) -> Float[Tensor, " m"]:
-        return self.centre + self.below(X)[:, 0]
-
-    def moments(self, X: Float[Tensor, "m d"]) -> PredictorMoments:
-        away, square = self.below(X).unbind(1)
-        variance = (square - away.square()).clamp_min(0) + self.least
-        return self.centre + away, variance, torch.zeros_like(away)

@@ -42,9 +42,14 @@ from sklearn.preprocessing import PolynomialFeatures, StandardScaler
 from sklearn.tree import DecisionTreeClassifier, DecisionTreeRegressor
 
 import skscalablegp as sk
-from skscalablegp.export import NotExportable, translations
+from skscalablegp.export import (
+    NotExportable,
+    predictor_module,
+    probability_module,
+    translations,
+)
 from skscalablegp.likelihoods import Bernoulli
-from skscalablegp.meta import BoostedClasses, predictor_module, probability_module
+from skscalablegp.meta import BoostedClasses
 
 # More rows than in the other tests, because a noise model needs a hundred errors.
 RNG = np.random.RandomState(1)

@@ -8,6 +8,7 @@ from scipy.special import ndtri
 from scipy.stats import rankdata
 
 from skscalablegp import AutoGPRegressor, load, save, to_torch
+from skscalablegp.export import ScoresModule
 from skscalablegp.meta._normal_scores import NormalScores, ScoredColumns, heavy_columns
 
 RNG = np.random.default_rng(0)
@@ -38,7 +39,7 @@ def test_entries_keep_their_order_and_distinct_ones_remain_distinct(x):
     score, rows = NormalScores.of(x), np.unique(np.concatenate([x, 3 * x, -x]))
     assert (np.diff(score(rows)) > 0).all()
     # The module is the same function, beyond the outermost quantiles, too.
-    found = score.module()(torch.as_tensor(rows)).numpy()
+    found = ScoresModule(score)(torch.as_tensor(rows)).numpy()
     np.testing.assert_allclose(found, score(rows), rtol=1e-9, atol=1e-9)
 
 

@@ -5,14 +5,20 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
 import torch
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
-from ..core.likelihoods import towards_shares
 from ..core.posteriors import JointMoments, Moments, PosteriorModule
-from ._modules import PredictorModule, predictor_module, probability_module
-from ._noise import NoiseModel, NoisePart
+from ..meta import NoisePart, ScaledPosterior, ShiftedPosterior, StackedPosterior, with_tails
+from ._members import (
+    PredictorModule,
+    drawn_functions,
+    posterior_functions,
+    posterior_module,
+    predictor_module,
+)
 
 
 def _number(value: Any) -> Tensor:
@@ -42,15 +48,7 @@ class ScaledModule(PosteriorModule):
 
     Parameters
     ----------
-    inner : regressor
-        Fitted.
-    noise : NoiseModel
-    extra, floor : float
-        What is added to the regressor's own variances, and the smallest sum.
-    sees_mean : bool
-        Whether the mean is a feature of the noise model.
-    powers : ndarray of shape (k,)
-        The shape of the tails: see `with_tails`.
+    posterior : ScaledPosterior
     with_variance : bool
     """
 
@@ -59,22 +57,15 @@ class ScaledModule(PosteriorModule):
     extra: Tensor
     floor: Tensor
 
-    def __init__(
-        self,
-        inner: Any,
-        noise: NoiseModel,
-        extra: float,
-        floor: float,
-        sees_mean: bool,
-        powers: Any,
-        with_variance: bool,
-    ):
+    def __init__(self, posterior: ScaledPosterior, with_variance: bool = True):
         super().__init__()
-        self.inner = predictor_module(inner, with_variance)
-        self._sees_mean, self._least = sees_mean, noise.least
-        for name, value in (("level", noise.level), ("extra", extra), ("floor", floor)):
+        of = posterior.scaled
+        noise = of.noise
+        self.inner = predictor_module(of.inner, with_variance)
+        self._sees_mean, self._least = of.sees_mean, noise.least
+        for name, value in (("level", noise.level), ("extra", of.extra), ("floor", of.floor)):
             self.register_buffer(name, _number(value))
-        self.register_buffer("powers", _number(powers), persistent=False)
+        self.register_buffer("powers", _number(of.tails.powers()), persistent=False)
         parts = noise.parts if with_variance else ()
         self.parts = nn.ModuleList([NoisePartModule(part) for part in parts])
 
@@ -117,35 +108,6 @@ class ScaledModule(PosteriorModule):
             if math.isfinite(self._least):
                 logs = torch.maximum(logs, self._least - variance.log())
         return mean, variance, latent, logs.exp()
-
-
-def with_tails(
-    covariance: Float[Tensor, "*b q q"],
-    latent: Float[Tensor, "*b q"],
-    total: Float[Tensor, "*b q"],
-    powers: Float[Tensor, " k"],
-) -> Float[Tensor, "*b q q"]:
-    """Covariances of observations whose normal quantiles were given the shape of tails.
-
-    The variances remain `latent`. The correlation of two observations becomes sum_k c_k rho^k,
-    which is smaller than rho unless the tails are normal.
-
-    Parameters
-    ----------
-    covariance : Tensor of shape (..., q, q)
-        Under normal tails.
-    latent, total : Tensor of shape (..., q)
-        Variances without and with noise.
-    powers : Tensor of shape (k,)
-        c, from the first power on.
-    """
-    scale = (total[..., :, None] * total[..., None, :]).sqrt()
-    scale = scale.clamp_min(torch.finfo(total.dtype).tiny)
-    rho, found = covariance / scale, torch.zeros_like(covariance)
-    for c in powers.flip(0):
-        found = (found + c) * rho
-    found = scale * found
-    return found + torch.diag_embed(latent - found.diagonal(dim1=-2, dim2=-1))
 
 
 class ScaledDraws(nn.Module):
@@ -296,35 +258,47 @@ class ShiftedDraws(nn.Module):
         return self.module.shifted(draws.flatten(1), X)[:, None]
 
 
-class PooledClasses(nn.Module):
-    """Weighted probabilities of classifiers, towards the classes' shares: rows (m, d) to (m, c).
+posterior_module.register(ScaledPosterior, ScaledModule)
 
-    Parameters
-    ----------
-    members : list of classifier
-        Fitted; their classes are numbers below c.
-    weights : sequence of float
-    shares : ndarray of shape (c,)
-    temperature : float
-        One over the power of `towards_shares`.
-    least : float
-        Smaller probabilities count as this one.
-    """
 
-    shares: Tensor
+@posterior_module.register
+def _(posterior: StackedPosterior, with_variance: bool = True) -> StackedModule:
+    return StackedModule(
+        [(weight, posterior_module(part, with_variance)) for weight, part in posterior.parts]
+    )
 
-    def __init__(
-        self, members: list[Any], weights: Any, shares: Any, temperature: float, least: float
-    ):
-        super().__init__()
-        self.parts = nn.ModuleList([probability_module(member) for member in members])
-        self._least, self._power = float(least), 1 / float(temperature)
-        self.register_buffer("shares", torch.tensor(shares, dtype=torch.float64))
-        for k, (member, weight) in enumerate(zip(members, weights, strict=True)):
-            # A fit may have lacked rows of some classes.
-            places = torch.eye(len(shares), dtype=torch.float64)[torch.as_tensor(member.classes_)]
-            self.register_buffer(f"places{k}", float(weight) * places)
 
-    def forward(self, X: Float[Tensor, "m d"]) -> Float[Tensor, "m c"]:
-        pooled = sum(part(X) @ getattr(self, f"places{k}") for k, part in enumerate(self.parts))
-        return towards_shares(pooled.clamp_min(self._least), self.shares, self._power)
+@posterior_module.register
+def _(posterior: ShiftedPosterior, with_variance: bool = True) -> ShiftedModule:
+    process, weight = posterior.process, posterior.weight
+    below = posterior_module(process.posterior, with_variance)
+    mean = predictor_module(posterior.mean_function, with_variance=False) if weight else None
+    factor = weight / np.ravel(process.y_std)[0]
+    return ShiftedModule(process.input_module(), below, mean, factor)
+
+
+@posterior_functions.register
+def _(posterior: ScaledPosterior, n_samples: int, generator: torch.Generator) -> ScaledDraws:
+    draws = drawn_functions(posterior.scaled.inner, n_samples, generator)
+    return ScaledDraws(ScaledModule(posterior), draws, n_samples)
+
+
+@posterior_functions.register
+def _(posterior: StackedPosterior, n_samples: int, generator: torch.Generator) -> StackedDraws:
+    """Each draw is one of a member, chosen with its weight."""
+    weights = torch.tensor([weight for weight, _ in posterior.parts])
+    member = torch.multinomial(weights, n_samples, replacement=True, generator=generator)
+    counts = torch.bincount(member, minlength=len(weights)).tolist()
+    draws = [
+        posterior_functions(part, count, generator)
+        for (_, part), count in zip(posterior.parts, counts, strict=True)
+        if count
+    ]
+    # Draws are grouped by members; those of a member are exchangeable.
+    return StackedDraws(draws, torch.argsort(torch.argsort(member, stable=True)))
+
+
+@posterior_functions.register
+def _(posterior: ShiftedPosterior, n_samples: int, generator: torch.Generator) -> ShiftedDraws:
+    draws = posterior_functions(posterior.process.posterior, n_samples, generator)
+    return ShiftedDraws(posterior_module(posterior, False), draws)

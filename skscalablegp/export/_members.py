@@ -7,6 +7,7 @@ of its own has the method ``_as_module`` instead.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import singledispatch
 from typing import Any
 
 import numpy as np
@@ -46,13 +47,58 @@ from sklearn.tree import (
 from torch import Tensor, nn
 
 from .._predicted import inner_of
-from ..core import fitted_process
-from ..core.posteriors import Affine, ProcessModule
+from ..core import FittedProcess, fitted_process
+from ..core.posteriors import Affine, Posterior, PosteriorModule, ProcessModule
 from ..kernels import NotExportable
-from ._tree_modules import trees_module
+from ._trees import trees_module
 
 # Mean, variance (None for a regressor without any), and the part of it that is no noise.
 PredictorMoments = tuple[Float[Tensor, " m"], Float[Tensor, " m"] | None, Float[Tensor, " m"]]
+
+
+@singledispatch
+def posterior_module(posterior: Posterior, with_variance: bool = True) -> PosteriorModule:
+    """The moments of a posterior as a torch module; posteriors of members are in ``_posteriors``.
+
+    Raises
+    ------
+    NotExportable
+        If there is no such form.
+    """
+    return posterior.module(with_variance)
+
+
+@singledispatch
+def posterior_functions(
+    posterior: Posterior, n_samples: int, generator: torch.Generator
+) -> nn.Module:
+    """Draws of whole functions without noise, as a torch module: (m, d) -> (m, t, n_samples).
+
+    Raises
+    ------
+    NotExportable
+        If there is no such form.
+    """
+    return posterior.functions(n_samples, generator)
+
+
+def process_module(process: FittedProcess, with_variance: bool = True) -> ProcessModule:
+    """The process as a torch module, in the units of the rows and the targets.
+
+    Raises
+    ------
+    NotExportable
+        If a part of it is not made of torch operations alone.
+    """
+    below = posterior_module(process.posterior, with_variance)
+    return ProcessModule(process.input_module(), below, process.y_mean, process.y_std)
+
+
+@singledispatch
+def own_module(part: Any) -> nn.Module | None:
+    """The module of an estimator of this package that is no process; None if there is none."""
+    make = getattr(part, "_as_module", None)
+    return None if make is None else make()
 
 
 class PredictorModule(nn.Module):
@@ -244,9 +290,9 @@ def _made(part: Any, table: _Table, what: str, remedy: str) -> nn.Module:
     """
     if type(part) in table:
         return table[type(part)](part)
-    make = getattr(part, "_as_module", None)
-    if make is not None:
-        return make()
+    found = own_module(part)
+    if found is not None:
+        return found
     known = ", ".join(kind.__name__ for kind in table)
     raise NotExportable(
         f"{type(part).__name__} cannot be exported as {what}: {known} can. {remedy}"
@@ -288,7 +334,7 @@ def predictor_module(regressor: Any, with_variance: bool = True) -> PredictorMod
     steps, core = split_steps(regressor)
     process = fitted_process(core)
     if process is not None:
-        below: nn.Module = ProcessPredictor(process.module(with_variance))
+        below: nn.Module = ProcessPredictor(process_module(process, with_variance))
     else:
         remedy = "Leave out this member, or export the other members one by one."
         below = _made(core, _REGRESSORS, "a member or a mean function", remedy)
@@ -306,7 +352,7 @@ def drawn_functions(regressor: Any, n_samples: int, generator: torch.Generator) 
     process = fitted_process(core)
     if process is None:
         return None
-    functions = process.posterior.functions(n_samples, generator)
+    functions = posterior_functions(process.posterior, n_samples, generator)
     mean, std = np.ravel(process.y_mean), np.ravel(process.y_std)
     return nn.Sequential(*steps, process.input_module(), functions, Affine(-mean / std, 1 / std))
 

@@ -25,8 +25,8 @@ class Ensemble(NamedTuple):
     trees : list of TreeNodes
         Values of leaves have shape (k, q).
     baseline : ndarray of shape (q,)
-    link : {"identity", "log", "logit", "multinomial"}
-        With "logit" the one sum becomes two probabilities.
+    link : {"identity", "log", "logit", "multinomial", "each"}
+        With "logit" the one sum becomes two probabilities; with "each" trees are not added.
     single : bool
         Whether rows are rounded to single precision before they are compared, as in scikit-learn's
         random forests.
@@ -59,21 +59,16 @@ class TreesModule(nn.Module):
         self._q = len(ensemble.baseline) + (ensemble.link == "logit")
 
     def forward(self, X: Float[Tensor, "m d"]) -> Float[Tensor, "m q"]:
-        _EVALUATED[id(self)] = self
+        EVALUATED[id(self)] = self
         return torch.ops.skscalablegp.trees(X, id(self), self._q)
 
 
-def evaluated_ensemble(key: int) -> Ensemble:
-    """What a call of the operator evaluates."""
-    return _EVALUATED[key].ensemble
-
-
 # The modules under evaluation. The operator takes a number, because it takes no objects.
-_EVALUATED: WeakValueDictionary[int, TreesModule] = WeakValueDictionary()
+EVALUATED: WeakValueDictionary[int, TreesModule] = WeakValueDictionary()
 
 
 def _predicted(X, key, q):
-    found = np.asarray(_EVALUATED[key].predict(X.detach().cpu().numpy()))
+    found = np.asarray(EVALUATED[key].predict(X.detach().cpu().numpy()))
     return torch.as_tensor(found.reshape(-1, q)).to(X, copy=True)
 
 
@@ -118,22 +113,14 @@ def trees_module(model: Any) -> TreesModule:
     return TreesModule(type(model).__name__, predict, ensemble)
 
 
-def squares_module(forest: Any, centre: float) -> TreesModule:
-    """The means of the trees' predictions minus a number, and of their squares: (m, 2)."""
+def each_module(forest: Any) -> TreesModule:
+    """The predictions of all k trees of a forest: (m, k)."""
 
     def predict(X: np.ndarray) -> np.ndarray:
-        each = np.stack([tree.predict(X) for tree in forest.estimators_]) - centre
-        return np.stack([each.mean(0), np.square(each).mean(0)], 1)
+        return np.stack([tree.predict(X) for tree in forest.estimators_], 1)
 
-    ensemble = _forest(forest)
-    k = len(ensemble.trees)
-    trees = [
-        tree._replace(
-            value=np.hstack([k * tree.value - centre, (k * tree.value - centre) ** 2]) / k
-        )
-        for tree in ensemble.trees
-    ]
-    ensemble = ensemble._replace(trees=trees, baseline=np.zeros(2))
+    trees = [grown_nodes(tree, False) for tree in forest.estimators_]
+    ensemble = Ensemble(trees, np.zeros(len(trees)), "each", single=True)
     return TreesModule(type(forest).__name__, predict, ensemble)
 
 
