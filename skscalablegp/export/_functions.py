@@ -9,8 +9,7 @@ from sklearn.utils import check_random_state
 from torch import Tensor, nn
 
 from .._validation import check_integer
-from ..core.posteriors import Affine
-from ._members import posterior_functions
+from ._members import drawn_functions
 from ._torch import check_columns, process_of
 
 
@@ -23,12 +22,8 @@ class FunctionDraws(nn.Module):
 
     Parameters
     ----------
-    steps : list of nn.Module
-        Transformations of the rows.
     functions : nn.Module
-        Maps rows to (m, t, s) in the posterior's units.
-    y_mean, y_std : ndarray of shape () or (t,)
-        Mean and scale of the targets.
+        Maps rows (m, d) to (m, t, s).
     n_samples : int
         Number s of draws.
     n_features : int
@@ -45,25 +40,14 @@ class FunctionDraws(nn.Module):
     ((2, 3), (2, 3, 1))
     """
 
-    def __init__(
-        self,
-        steps: list[nn.Module],
-        functions: nn.Module,
-        y_mean,
-        y_std,
-        n_samples: int,
-        n_features: int,
-    ):
+    def __init__(self, functions: nn.Module, n_samples: int, n_features: int):
         super().__init__()
-        self.steps, self.functions, self.n_samples = nn.Sequential(*steps), functions, n_samples
-        self.n_features = n_features
-        self.scale = Affine(-np.ravel(y_mean) / np.ravel(y_std), 1 / np.ravel(y_std))
+        self.functions, self.n_samples, self.n_features = functions, n_samples, n_features
 
     def forward(self, X: Float[Tensor, "m d"]) -> Tensor:
         """The values of the draws at rows, (m, s) or (m, t, s)."""
         check_columns(X, self.n_features)
-        f = self.functions(self.steps(X))
-        f = self.scale(f.mT).mT
+        f = self.functions(X)
         return f[:, 0] if f.shape[1] == 1 else f
 
     def values(self, X) -> np.ndarray:
@@ -151,11 +135,9 @@ def draw_functions(model, n_samples: int = 1, random_state=0) -> FunctionDraws:
     (80, 5)
     """
     check_integer("n_samples", n_samples, example=5)
-    steps, process = process_of(model)
+    process_of(model)
     seed = int(check_random_state(random_state).randint(2**31 - 1))
     generator = torch.Generator().manual_seed(seed)
-    functions = posterior_functions(process.posterior, int(n_samples), generator)
-    steps = [*steps, process.input_module()]
-    scale, sizes = (process.y_mean, process.y_std), (int(n_samples), model.n_features_in_)
-    draws = FunctionDraws(steps, functions, *scale, *sizes)
+    functions = drawn_functions(model, int(n_samples), generator)
+    draws = FunctionDraws(functions, int(n_samples), model.n_features_in_)
     return draws.eval().requires_grad_(False)

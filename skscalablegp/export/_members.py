@@ -107,7 +107,7 @@ class PredictorModule(nn.Module):
     Parameters
     ----------
     below : nn.Module
-        Maps rows (m, d) to predictions (m,).
+        Maps rows (m, d) to predictions (m,) or (m, 1).
     """
 
     def __init__(self, below: nn.Module):
@@ -116,7 +116,7 @@ class PredictorModule(nn.Module):
 
     def mean(self, X: Float[Tensor, "m d"]) -> Float[Tensor, " m"]:
         """The predictions."""
-        return self.below(X)
+        return self.below(X).flatten()
 
     def moments(self, X: Float[Tensor, "m d"]) -> PredictorMoments:
         """The predictions and their variances."""
@@ -165,7 +165,7 @@ class BehindSteps(PredictorModule):
 
 
 class Linear(nn.Module):
-    """X w + b: (m, q), or (m,) for a single output."""
+    """X w + b: (m, q)."""
 
     weights: Tensor
     intercept: Tensor
@@ -177,15 +177,7 @@ class Linear(nn.Module):
         self.register_buffer("intercept", torch.tensor(np.ravel(model.intercept_).astype(float)))
 
     def forward(self, X: Float[Tensor, "m d"]) -> Tensor:
-        out = X @ self.weights + self.intercept
-        return out[:, 0] if out.shape[1] == 1 else out
-
-
-class _Single(PredictorModule):
-    """A regressor whose module has one column of predictions."""
-
-    def mean(self, X: Float[Tensor, "m d"]) -> Float[Tensor, " m"]:
-        return self.below(X)[:, 0]
+        return X @ self.weights + self.intercept
 
 
 class BayesianLinear(PredictorModule):
@@ -233,7 +225,7 @@ class Logistic(nn.Module):
     def forward(self, X: Float[Tensor, "m d"]) -> Float[Tensor, "m c"]:
         raw = self.linear(X)
         if self._two:
-            return torch.stack([torch.sigmoid(-raw), torch.sigmoid(raw)], 1)
+            return torch.cat([torch.sigmoid(-raw), torch.sigmoid(raw)], 1)
         return torch.softmax(raw, 1)
 
 
@@ -275,7 +267,7 @@ _TREES_OF_CLASSES = (
 )
 _REGRESSORS: _Table = dict.fromkeys((*_LINEAR, HuberRegressor), Linear)
 _REGRESSORS |= dict.fromkeys((BayesianRidge, ARDRegression), BayesianLinear)
-_REGRESSORS |= dict.fromkeys(_TREES_OF_NUMBERS, lambda model: _Single(trees_module(model)))
+_REGRESSORS |= dict.fromkeys(_TREES_OF_NUMBERS, trees_module)
 _CLASSIFIERS: _Table = {LogisticRegression: Logistic}
 _CLASSIFIERS |= dict.fromkeys(_TREES_OF_CLASSES, trees_module)
 
@@ -344,7 +336,7 @@ def predictor_module(regressor: Any, with_variance: bool = True) -> PredictorMod
 
 
 def drawn_functions(regressor: Any, n_samples: int, generator: torch.Generator) -> nn.Module | None:
-    """Draws of the noise-free functions of a fitted regressor, (m, d) to (m, 1, s).
+    """Draws of the noise-free functions of a fitted regressor, (m, d) to (m, t, s).
 
     They are in the units of y. None for regressors of other packages, which have no draws.
     """
@@ -353,7 +345,7 @@ def drawn_functions(regressor: Any, n_samples: int, generator: torch.Generator) 
     if process is None:
         return None
     functions = posterior_functions(process.posterior, n_samples, generator)
-    mean, std = np.ravel(process.y_mean), np.ravel(process.y_std)
+    mean, std = np.reshape(process.y_mean, (-1, 1)), np.reshape(process.y_std, (-1, 1))
     return nn.Sequential(*steps, process.input_module(), functions, Affine(-mean / std, 1 / std))
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import torch
 from jaxtyping import Float
@@ -97,10 +95,10 @@ class ScoresModule(nn.Module):
 class ColumnsModule(nn.Module):
     """`ScoredColumns` as a torch module."""
 
-    def __init__(self, scores: dict[int, NormalScores]):
+    def __init__(self, of: ScoredColumns):
         super().__init__()
-        self._columns = list(scores)
-        self._scores = nn.ModuleList(map(ScoresModule, scores.values()))
+        self._columns = list(of.scores)
+        self._scores = nn.ModuleList(map(ScoresModule, of.scores.values()))
 
     def forward(self, X: Float[Tensor, "m d"]) -> Float[Tensor, "m d"]:
         columns = list(X.unbind(1))
@@ -110,47 +108,29 @@ class ColumnsModule(nn.Module):
 
 
 class PooledClasses(nn.Module):
-    """Weighted probabilities of classifiers, towards the classes' shares: rows (m, d) to (m, c).
-
-    Parameters
-    ----------
-    members : list of classifier
-        Fitted; their classes are numbers below c.
-    weights : sequence of float
-    shares : ndarray of shape (c,)
-    temperature : float
-        One over the power of `towards_shares`.
-    least : float
-        Smaller probabilities count as this one.
-    """
+    """`AutoGPClassifier`: weighted probabilities of members, towards the classes' shares."""
 
     shares: Tensor
 
-    def __init__(
-        self, members: list[Any], weights: Any, shares: Any, temperature: float, least: float
-    ):
+    def __init__(self, of: AutoGPClassifier):
         super().__init__()
-        self.parts = nn.ModuleList([probability_module(member) for member in members])
-        self._least, self._power = float(least), 1 / float(temperature)
-        self.register_buffer("shares", torch.tensor(shares, dtype=torch.float64))
-        for k, (member, weight) in enumerate(zip(members, weights, strict=True)):
+        self.inputs = of._input_module()
+        self.parts = nn.ModuleList([probability_module(member) for member in of.estimators_])
+        self._power = 1 / float(of.temperature_)
+        self.register_buffer("shares", torch.tensor(of.class_prior_, dtype=torch.float64))
+        for k, (member, weight) in enumerate(zip(of.estimators_, of.weights_, strict=True)):
             # A fit may have lacked rows of some classes.
-            places = torch.eye(len(shares), dtype=torch.float64)[torch.as_tensor(member.classes_)]
-            self.register_buffer(f"places{k}", float(weight) * places)
+            places = torch.eye(len(self.shares), dtype=torch.float64)
+            self.register_buffer(f"places{k}", float(weight) * places[list(member.classes_)])
 
     def forward(self, X: Float[Tensor, "m d"]) -> Float[Tensor, "m c"]:
+        X = self.inputs(X)
         pooled = sum(part(X) @ getattr(self, f"places{k}") for k, part in enumerate(self.parts))
-        return towards_shares(pooled.clamp_min(self._least), self.shares, self._power)
+        return towards_shares(pooled.clamp_min(LEAST_PROBABILITY), self.shares, self._power)
 
 
 own_module.register(BoostedTrees, BoostedTreesModule)
 own_module.register(RandomizedTrees, RandomizedTreesModule)
 own_module.register(BoostedClasses, BoostedClassesModule)
-own_module.register(ScoredColumns, lambda of: ColumnsModule(of.scores))
-
-
-@own_module.register
-def _(of: AutoGPClassifier) -> nn.Module:
-    calibration = of.class_prior_, of.temperature_, LEAST_PROBABILITY
-    pool = PooledClasses(of.estimators_, of.weights_, *calibration)
-    return nn.Sequential(of._input_module(), pool)
+own_module.register(ScoredColumns, ColumnsModule)
+own_module.register(AutoGPClassifier, PooledClasses)

@@ -7,13 +7,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int64
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from ..core.posteriors import JointMoments, Moments, PosteriorModule
 from ..meta import NoisePart, ScaledPosterior, ShiftedPosterior, StackedPosterior, with_tails
 from ._members import (
-    PredictorModule,
     drawn_functions,
     posterior_functions,
     posterior_module,
@@ -113,17 +112,13 @@ class ScaledModule(PosteriorModule):
 class ScaledDraws(nn.Module):
     """Draws of functions of a regressor with a noise model, (m, d) to (m, 1, s).
 
-    Parameters
-    ----------
-    module : ScaledModule
-    draws : nn.Module or None
-        Draws of the regressor; those of a regressor without any are its predictions.
-    n_samples : int
+    Those of a regressor without any are its predictions.
     """
 
-    def __init__(self, module: ScaledModule, draws: nn.Module | None, n_samples: int):
+    def __init__(self, posterior: ScaledPosterior, n_samples: int, generator: torch.Generator):
         super().__init__()
-        self.module, self.draws, self._n_samples = module, draws, n_samples
+        self.module, self._n_samples = ScaledModule(posterior), n_samples
+        self.draws = drawn_functions(posterior.scaled.inner, n_samples, generator)
 
     def forward(self, X: Float[Tensor, "m d"]) -> Float[Tensor, "m 1 s"]:
         if self.draws is None:
@@ -134,20 +129,23 @@ class ScaledDraws(nn.Module):
 class StackedDraws(nn.Module):
     """Draws of functions of a mixture, (m, d) to (m, 1, s): each is one of a member.
 
-    Parameters
-    ----------
-    parts : list of nn.Module
-        Draws of the members that were chosen.
-    chosen : Tensor of shape (s,)
-        The place of each draw among those of all parts, one part after the other.
+    Members are chosen with their weights.
     """
 
     chosen: Tensor
 
-    def __init__(self, parts: list[nn.Module], chosen: Int64[Tensor, " s"]):
+    def __init__(self, posterior: StackedPosterior, n_samples: int, generator: torch.Generator):
         super().__init__()
-        self.parts = nn.ModuleList(parts)
-        self.register_buffer("chosen", chosen)
+        weights = torch.tensor([weight for weight, _ in posterior.parts])
+        member = torch.multinomial(weights, n_samples, replacement=True, generator=generator)
+        counts = torch.bincount(member, minlength=len(weights)).tolist()
+        self.parts = nn.ModuleList(
+            posterior_functions(part, count, generator)
+            for (_, part), count in zip(posterior.parts, counts, strict=True)
+            if count
+        )
+        # Draws are grouped by members; those of a member are exchangeable.
+        self.register_buffer("chosen", torch.argsort(torch.argsort(member, stable=True)))
 
     def forward(self, X: Float[Tensor, "m d"]) -> Float[Tensor, "m 1 s"]:
         return torch.cat([part(X) for part in self.parts], 2)[:, :, self.chosen]
@@ -158,16 +156,17 @@ class StackedModule(PosteriorModule):
 
     Parameters
     ----------
-    parts : list of tuple of float and PosteriorModule
-        Weights and members.
+    posterior : StackedPosterior
+    with_variance : bool
     """
 
     weights: Tensor
 
-    def __init__(self, parts: list[tuple[float, PosteriorModule]]):
+    def __init__(self, posterior: StackedPosterior, with_variance: bool = True):
         super().__init__()
-        self.register_buffer("weights", _number([weight for weight, _ in parts]))
-        self.parts = nn.ModuleList([part for _, part in parts])
+        self.register_buffer("weights", _number([weight for weight, _ in posterior.parts]))
+        parts = [posterior_module(part, with_variance) for _, part in posterior.parts]
+        self.parts = nn.ModuleList(parts)
 
     def mean(self, X: Float[Tensor, "m d"]) -> Float[Tensor, "m 1"]:
         means = [part.mean(X) for part in self.parts]
@@ -198,26 +197,21 @@ class ShiftedModule(PosteriorModule):
 
     Parameters
     ----------
-    inputs : nn.Module
-        Maps rows to those of the posterior.
-    below : PosteriorModule
-    mean_function : PredictorModule or None
-    factor : float
-        Of its predictions, in the units of the posterior.
+    posterior : ShiftedPosterior
+    with_variance : bool
     """
 
     factor: Tensor
 
-    def __init__(
-        self,
-        inputs: nn.Module,
-        below: PosteriorModule,
-        mean_function: PredictorModule | None,
-        factor: float,
-    ):
+    def __init__(self, posterior: ShiftedPosterior, with_variance: bool = True):
         super().__init__()
-        self.inputs, self.below, self.mean_function = inputs, below, mean_function
-        self.register_buffer("factor", _number(factor))
+        process, weight = posterior.process, posterior.weight
+        self.inputs = process.input_module()
+        self.below = posterior_module(process.posterior, with_variance)
+        used = posterior.mean_function if weight else None
+        self.mean_function = None if used is None else predictor_module(used, with_variance=False)
+        # In the units of the posterior.
+        self.register_buffer("factor", _number(weight / np.ravel(process.y_std)[0]))
 
     def shifted(self, mean: Float[Tensor, "m t"], X: Float[Tensor, "m d"]) -> Float[Tensor, "m t"]:
         """Values of the posterior at rows, with the mean function added."""
@@ -240,18 +234,12 @@ class ShiftedModule(PosteriorModule):
 
 
 class ShiftedDraws(nn.Module):
-    """Draws of functions of a posterior with a mean function, (m, d) to (m, 1, s).
+    """Draws of functions of a posterior with a mean function, (m, d) to (m, 1, s)."""
 
-    Parameters
-    ----------
-    module : ShiftedModule
-    draws : nn.Module
-        Draws of the posterior, from its own rows.
-    """
-
-    def __init__(self, module: ShiftedModule, draws: nn.Module):
+    def __init__(self, posterior: ShiftedPosterior, n_samples: int, generator: torch.Generator):
         super().__init__()
-        self.module, self.draws = module, draws
+        self.module = ShiftedModule(posterior, with_variance=False)
+        self.draws = posterior_functions(posterior.process.posterior, n_samples, generator)
 
     def forward(self, X: Float[Tensor, "m d"]) -> Float[Tensor, "m 1 s"]:
         draws = self.draws(self.module.inputs(X))
@@ -259,46 +247,8 @@ class ShiftedDraws(nn.Module):
 
 
 posterior_module.register(ScaledPosterior, ScaledModule)
-
-
-@posterior_module.register
-def _(posterior: StackedPosterior, with_variance: bool = True) -> StackedModule:
-    return StackedModule(
-        [(weight, posterior_module(part, with_variance)) for weight, part in posterior.parts]
-    )
-
-
-@posterior_module.register
-def _(posterior: ShiftedPosterior, with_variance: bool = True) -> ShiftedModule:
-    process, weight = posterior.process, posterior.weight
-    below = posterior_module(process.posterior, with_variance)
-    mean = predictor_module(posterior.mean_function, with_variance=False) if weight else None
-    factor = weight / np.ravel(process.y_std)[0]
-    return ShiftedModule(process.input_module(), below, mean, factor)
-
-
-@posterior_functions.register
-def _(posterior: ScaledPosterior, n_samples: int, generator: torch.Generator) -> ScaledDraws:
-    draws = drawn_functions(posterior.scaled.inner, n_samples, generator)
-    return ScaledDraws(ScaledModule(posterior), draws, n_samples)
-
-
-@posterior_functions.register
-def _(posterior: StackedPosterior, n_samples: int, generator: torch.Generator) -> StackedDraws:
-    """Each draw is one of a member, chosen with its weight."""
-    weights = torch.tensor([weight for weight, _ in posterior.parts])
-    member = torch.multinomial(weights, n_samples, replacement=True, generator=generator)
-    counts = torch.bincount(member, minlength=len(weights)).tolist()
-    draws = [
-        posterior_functions(part, count, generator)
-        for (_, part), count in zip(posterior.parts, counts, strict=True)
-        if count
-    ]
-    # Draws are grouped by members; those of a member are exchangeable.
-    return StackedDraws(draws, torch.argsort(torch.argsort(member, stable=True)))
-
-
-@posterior_functions.register
-def _(posterior: ShiftedPosterior, n_samples: int, generator: torch.Generator) -> ShiftedDraws:
-    draws = posterior_functions(posterior.process.posterior, n_samples, generator)
-    return ShiftedDraws(posterior_module(posterior, False), draws)
+posterior_module.register(StackedPosterior, StackedModule)
+posterior_module.register(ShiftedPosterior, ShiftedModule)
+posterior_functions.register(ScaledPosterior, ScaledDraws)
+posterior_functions.register(StackedPosterior, StackedDraws)
+posterior_functions.register(ShiftedPosterior, ShiftedDraws)
