@@ -108,7 +108,9 @@ def messages():
         documented = {id(node.value) for node in firsts if isinstance(node, ast.Expr)}
         for node in ast.walk(tree):
             is_text = isinstance(node, ast.Constant) and isinstance(node.value, str)
-            if is_text and id(node) not in documented and len(node.value.split()) > 3:
+            words = node.value.split() if is_text and id(node) not in documented else []
+            # Tables of names are no messages.
+            if len(words) > 3 and not all(re.fullmatch(r"[A-Z_][\w.]*|\w+_\w*", w) for w in words):
                 found.append((f"{path.relative_to(PACKAGE)}:{node.lineno}", node.value))
     return found
 

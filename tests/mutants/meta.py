@@ -323,7 +323,7 @@ MUTANTS = [
     (
         "the module of an automatic classifier forgets the shares of the classes",
         "PooledClasses.forward",
-        "return towards_shares(pooled.clamp_min(self._least), self.shares, self._power)",
+        "return towards_shares(pooled.clamp_min(LEAST_PROBABILITY), self.shares, self._power)",
         "return pooled",
         "tests/contracts/test_class_shares.py -k files_modules",
     ),
@@ -489,7 +489,7 @@ MUTANTS = [
     (
         "fitted tails count as normal",
         "ScaledPosterior.is_normal",
-        'self._scaled.tails.name == "normal"',
+        'self.scaled.tails.name == "normal"',
         "True",
         "tests/contracts/test_one_distribution.py -k 'every_model and of-tails'",
         True,
