@@ -209,6 +209,11 @@ def grown_nodes(model: Any, classes: bool) -> TreeNodes:
     return TreeNodes(*parts, np.asarray(value, dtype=np.float64))
 
 
+def first_scores(model: Any) -> np.ndarray:
+    """What gradient boosting without histograms adds its q trees of each iteration to: (q,)."""
+    return np.ravel(model._raw_predict_init(np.zeros((1, model.n_features_in_))))
+
+
 def boosted_nodes(model: Any) -> tuple[list[TreeNodes], np.ndarray, str] | None:
     """The trees of histogram-based boosting, one after the other for each output and iteration.
 

@@ -1,7 +1,7 @@
 """Fitted estimators of this package and of scikit-learn as torch modules.
 
-What has a module is listed by its exact class. An estimator of this package that predicts by code
-of its own has the method ``_as_module`` instead.
+Estimators of scikit-learn are listed by their exact class. For those of this package that are no
+processes there is `own_module`, and for posteriors over others `posterior_module`.
 """
 
 from __future__ import annotations
@@ -249,27 +249,20 @@ _STEPS: _Table = {
     MinMaxScaler: _min_max,
 }
 _LINEAR = (LinearRegression, Ridge, RidgeCV, Lasso, LassoCV, ElasticNet, ElasticNetCV)
-_TREES_OF_NUMBERS = (
-    HistGradientBoostingRegressor,
-    GradientBoostingRegressor,
-    RandomForestRegressor,
-    ExtraTreesRegressor,
-    DecisionTreeRegressor,
-    ExtraTreeRegressor,
-)
-_TREES_OF_CLASSES = (
-    HistGradientBoostingClassifier,
-    GradientBoostingClassifier,
-    RandomForestClassifier,
-    ExtraTreesClassifier,
-    DecisionTreeClassifier,
-    ExtraTreeClassifier,
-)
+_FORESTS = (RandomForestRegressor, ExtraTreesRegressor, DecisionTreeRegressor, ExtraTreeRegressor)
+_BOOSTED = (HistGradientBoostingRegressor, GradientBoostingRegressor)
 _REGRESSORS: _Table = dict.fromkeys((*_LINEAR, HuberRegressor), Linear)
 _REGRESSORS |= dict.fromkeys((BayesianRidge, ARDRegression), BayesianLinear)
-_REGRESSORS |= dict.fromkeys(_TREES_OF_NUMBERS, trees_module)
-_CLASSIFIERS: _Table = {LogisticRegression: Logistic}
-_CLASSIFIERS |= dict.fromkeys(_TREES_OF_CLASSES, trees_module)
+_REGRESSORS |= dict.fromkeys((*_FORESTS, *_BOOSTED), trees_module)
+_CLASSIFIERS: _Table = {
+    LogisticRegression: Logistic,
+    HistGradientBoostingClassifier: trees_module,
+    GradientBoostingClassifier: trees_module,
+    RandomForestClassifier: trees_module,
+    ExtraTreesClassifier: trees_module,
+    DecisionTreeClassifier: trees_module,
+    ExtraTreeClassifier: trees_module,
+}
 
 
 def _made(part: Any, table: _Table, what: str, remedy: str) -> nn.Module:

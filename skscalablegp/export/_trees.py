@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from .._compat import TreeNodes, boosted_nodes, grown_nodes
+from .._compat import TreeNodes, boosted_nodes, first_scores, grown_nodes
 from ..kernels import NotExportable
 
 _OPERATOR = "skscalablegp::trees"
@@ -139,18 +139,13 @@ def _boosted(model: Any) -> Ensemble:
             f"{type(model).__name__}(init={type(model.init).__name__}()) cannot be exported: "
             "leave out init."
         )
-    grown, classes = model.estimators_, hasattr(model, "classes_")
-    row, q = np.zeros((1, model.n_features_in_)), grown.shape[1]
-    raw = model.decision_function(row) if classes else model.predict(row)
-    added = model.learning_rate * sum(
-        np.array([tree.predict(row)[0] for tree in step]) for step in grown
-    )
+    baseline, classes = first_scores(model), hasattr(model, "classes_")
     # The exponential loss is that of half the log odds.
     odds = 2.0 if classes and model.loss == "exponential" else 1.0
-    trees = [grown_nodes(tree, False) for tree in grown.flat]
-    trees = _in_columns(trees, q, odds * model.learning_rate)
-    link = "identity" if not classes else "multinomial" if q > 1 else "logit"
-    return Ensemble(trees, odds * (np.ravel(raw) - added), link, single=True)
+    trees = [grown_nodes(tree, False) for tree in model.estimators_.flat]
+    trees = _in_columns(trees, len(baseline), odds * model.learning_rate)
+    link = "identity" if not classes else "multinomial" if len(baseline) > 1 else "logit"
+    return Ensemble(trees, odds * baseline, link, single=True)
 
 
 def _histograms(model: Any) -> Ensemble:
