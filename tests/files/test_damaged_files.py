@@ -13,6 +13,7 @@ from sklearn.ensemble import HistGradientBoostingRegressor, RandomForestRegresso
 from sklearn.linear_model import LinearRegression
 
 from skscalablegp import (
+    IterativeGPRegressor,
     KISSGPRegressor,
     MeanFunctionRegressor,
     NNGPRegressor,
@@ -66,6 +67,20 @@ def test_a_last_state_with_fewer_numbers_is_refused(part, tmp_path):
     forged.put(name, array[: len(array) // 2].copy())
     forged.write(file)
     assert outcome(file, None, model)[0] == "refused"
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_an_evaluation_without_a_value_is_refused(value, tmp_path):
+    """The search for the next hyperparameters would go on from it."""
+    model = fits()["evaluations"]
+    forged = Forged(file := checkpoint(model, tmp_path))
+    name = next(name for name in forged.header if name.endswith(".numbers"))
+    array = forged.array(name)
+    array[-1, 0] = value
+    forged.put(name, array)
+    forged.write(file)
+    found, said = outcome(file, None, model)
+    assert found == "refused" and "evaluations is not finite" in said
 
 
 def test_a_file_cut_anywhere(path, tmp_path):
@@ -148,6 +163,17 @@ def test_indices_of_rows_that_do_not_exist(name, at, tmp_path):
     save(model, tmp_path / "model")
     with pytest.raises(ModelFileError, match=f"{name}.* refers to rows that do not exist"):
         load(tmp_path / "model")
+
+
+def test_shapes_that_a_dataclass_declares(tmp_path):
+    """Draws of functions have as many weights of features as of rows."""
+    settings = {"solver": "cg", "posterior": "pathwise", "optimizer": None, "random_state": 0}
+    save(IterativeGPRegressor(**settings).fit(X, Y), tmp_path / "model")
+    forged = Forged(tmp_path / "model")
+    (name,) = [name for name in forged.header if "representer_weights" in name]
+    forged.put(name, np.ascontiguousarray(forged.array(name)[:, 1:]))
+    with pytest.raises(ModelFileError, match="weights has the shape .* does not fit the rest"):
+        load(forged.write(tmp_path / "forged"))
 
 
 def test_targets_of_an_estimator_and_of_the_one_below_it(tmp_path):

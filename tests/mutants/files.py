@@ -133,4 +133,28 @@ MUTANTS = [
         f"{DAMAGED} -k rows_that_do_not_exist",
         True,
     ),
+    (
+        "what a dataclass declares is not checked",
+        "_declared",
+        "(Float, Float64)",
+        "()",
+        f"{DAMAGED} -k dataclass_declares",
+        True,
+    ),
+    (
+        "types of scikit-learn's parts are not looked for",
+        "loads",
+        "set(types) - TYPES",
+        "set()",
+        "tests/files/test_files_of_scikit_learn.py",
+        True,
+    ),
+    (
+        "values of evaluations are any numbers",
+        "_unpacked",
+        "(thetas, grads, values)",
+        "(thetas, grads)",
+        f"{DAMAGED} -k without_a_value",
+        True,
+    ),
 ]
