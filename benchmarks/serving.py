@@ -77,12 +77,16 @@ def predictions(name, n):
     model = compact(made(name).fit(X, y))
     line = {"part": "predictions", "model": name, "rows": n, "columns": X.shape[1]}
     for what, return_std in (("mean", False), ("std", True)):
-        module = sk.to_torch(model, return_std)
+        try:
+            module = sk.to_torch(model, return_std)
+        except TypeError:  # a model with trees has a file alone
+            module = None
         session = onnx_session(model, return_std)
         for m in (1, 1000):
             rows, tensor = X[:m].copy(), torch.tensor(X[:m])
             ways = {"predict": lambda: model.predict(rows, return_std=return_std)}  # noqa: B023
-            ways["torch"] = lambda: module(tensor)  # noqa: B023
+            if module is not None:
+                ways["torch"] = lambda: module(tensor)  # noqa: B023
             if session is not None:
                 ways["onnx"] = lambda: session.run(None, {"X": rows})  # noqa: B023
             for way, call in ways.items():
