@@ -50,6 +50,7 @@ NUMBERS = _by_name(
         " ExactModel.constant",
         "t | positive": "Scaling.y_scale",
         "t m m": "variational_cov_",
+        "1 m m": "SVGPRegressor.variational_cov_",
         "m t": "variational_mean_ coef_ shift_ ExactModel.mean",
         "m m": "coef_precision_cholesky_ coef_covariance_cholesky_ _process_factor"
         " ExactModel.factor",
@@ -202,7 +203,8 @@ def _check_array(name: str, value: Any, dims: str, sizes: dict[str, int], kind: 
     if len(letters) != value.ndim:
         raise ModelFileError(f"{name} has the shape {value.shape}, not ({dims})")
     for letter, size in zip(letters, value.shape, strict=True):
-        if sizes.setdefault(letter.rstrip("?"), size) != size:
+        right = int(letter) if letter.isdigit() else sizes.setdefault(letter.rstrip("?"), size)
+        if right != size:
             raise ModelFileError(f"{name} has the shape {value.shape}, which does not fit the rest")
 
 

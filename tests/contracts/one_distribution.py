@@ -239,14 +239,16 @@ class Answers:
         least = np.sqrt(np.mean(np.square(error), (0, 1)))
         own = np.maximum(np.einsum("iit->it", error), (2 / n) ** 0.5)
         self.says("functions' variance", variance, right, Z * own)
-        # With fitted tails, functions are those before the tails. Functions of the nearest rows do
-        # not depend on the other new rows, of which a joint covariance is a chain.
-        if self.total is None or self.tails_below or isinstance(self.model, sk.NNGPRegressor):
+        # With fitted tails, functions are those before the tails.
+        if self.total is None or self.tails_below:
             return
         right = self.total / (unit[:, None] * unit)
         apart = ~np.eye(len(right), dtype=bool)
         scale = np.maximum(np.maximum(error, least), np.sqrt((1 + right**2) / n))
-        self.says("functions' covariance", found[apart], right[apart], Z * scale[apart])
+        # Functions of the nearest rows do not depend on other new rows, of which a covariance is a
+        # chain.
+        chain = 0.25 if isinstance(self.model, sk.NNGPRegressor) else 0.0
+        self.says("functions' covariance", found[apart], right[apart], chain + Z * scale[apart])
 
     def module(self) -> None:
         """The torch module has these means and deviations, and so has one of means alone."""

@@ -155,7 +155,7 @@ def settings(name):
     if name in CLASSES:
         return ["plain", "several"]
     if name in OVER or "-of-" in name:
-        return ["plain"] if "tails" in name else ["plain", "known"]
+        return ["plain"] if "tails" in name or "pipeline" in name else ["plain", "known"]
     params, found = model.get_params(), ["plain"]
     if has_fit_parameter(model, "sample_weight"):
         found.append("weights")
@@ -260,12 +260,20 @@ def same(found, right):
         np.testing.assert_array_equal(found[name], values, err_msg=name)
 
 
+def marked_file(name, setting):
+    """A parameter of `test_files`."""
+    quick = (name in IN_FILES and setting == "plain") or (name, setting) == ("inducing", "several")
+    mark = pytest.mark.slow if setting == "plain" else pytest.mark.night
+    case = name if setting == "plain" else f"{name}-{setting}"
+    return pytest.param(name, setting, id=case, marks=[] if quick else mark)
+
+
 @pytest.mark.parametrize(
-    "name",
-    [pytest.param(n, marks=[] if n in IN_FILES else pytest.mark.slow) for n in PLAIN],
+    ("name", "setting"),
+    [marked_file(n, s) for n in PLAIN for s in ("plain", "several") if s in settings(n)],
 )
-def test_files(name, tmp_path):
-    case, model = fitted(name)
+def test_files(name, setting, tmp_path):
+    case, model = fitted(name, setting)
     sk.save(model, tmp_path / "model")
     same(answers(sk.load(tmp_path / "model"), case.rows), answers(model, case.rows))
 
@@ -325,7 +333,7 @@ def marked_joined():
                     continue
                 quick = (name, way) in QUICK_JOINED and not several
                 marks = [] if quick else pytest.mark.night if several else pytest.mark.slow
-                several_id = "-several-with-noise" * several
+                several_id = "-several" * several
                 case = f"{name}-{way}{several_id}"
                 found.append(pytest.param(name, way, several, id=case, marks=marks))
     return found
@@ -339,9 +347,10 @@ def test_further_rows(name, way, several, tmp_path):
     """
     model = clone({**JOINED, **CHANGED}[name])
     y = np.column_stack([1e3 + Y, 50 - 3 * Y]) if several else Y
-    if several and hasattr(model, "alpha") and "alpha" not in name:
+    given = {}
+    if several and name not in {"alpha", *TRAINED}:  # noise needs targets of one scale
         model.set_params(normalize_y=False)
-    given = {"noise_variance": KNOWN[MORE]} if several and name != "alpha" else {}
+        given = {"noise_variance": KNOWN[MORE]}
     rows = INSIDE if "grid" in name else ROWS
     first = slice(0, 80)
     with warnings.catch_warnings():

@@ -10,7 +10,6 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 import skscalablegp as sk
-from skscalablegp.core import fitted_process
 from skscalablegp.export import NotExportable
 
 DRAWN = [
@@ -21,23 +20,6 @@ QUICK = {"exact-normalised", "features", "inducing", "process", "neighbours", "a
 QUICK |= {"mean-function", "stack-of-noise"}
 # Inside the table, where grids draw whole functions, and away from it.
 AT = np.vstack([X[:4] + 0.1 * UNITS, NEW[:3]])
-
-
-@pytest.mark.parametrize("name", [marked_slow(name, QUICK) for name in DRAWN])
-def test_moments_of_draws_are_those_of_the_posterior(name):
-    model, s = fitted(name), 4000
-    rows = AT[:4] if "grid" in name else AT
-    drawn = sk.draw_functions(model, s, random_state=3).values(rows)
-    process = fitted_process(model)
-    posterior, unit = process.posterior, np.square(process.y_std)
-    mean = process.mean(rows)[:, 0]
-    covariance = posterior.covariance(process.inputs(rows)).double().numpy() * unit
-    std = np.sqrt(covariance.diagonal())
-    # 4.5 standard errors, and the error of a thousand random frequencies.
-    assert np.abs((drawn.mean(1) - mean) / std).max() < 4.5 / s**0.5 + 0.02
-    correlation = np.cov(drawn) / np.outer(std, std)
-    right = covariance / np.outer(std, std)
-    assert np.abs(correlation - right).max() < 4.5 * (2 / s) ** 0.5 + 0.1
 
 
 @pytest.mark.parametrize("name", [marked_slow(name, QUICK) for name in DRAWN])

@@ -550,4 +550,12 @@ MUTANTS = [
         "tests/export/test_members.py -k draws_with",
         True,
     ),
+    (
+        "files of several targets need a covariance for each",
+        "NUMBERS",
+        '"1 m m"',
+        '"t m m"',
+        "tests/contracts/test_one_distribution.py -k 'files and inducing-several'",
+        True,
+    ),
 ]

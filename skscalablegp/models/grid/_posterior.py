@@ -57,7 +57,8 @@ class GridPosterior(Posterior):
     On the grid the posterior covariance is C = F (I + A)^-1 F' = E E', so that variances are sums
     of squares and cannot be negative. Within a cell the variance w' C w is a polynomial of degree 6
     a column, which takes O(7^d) per row on a product grid, for any rank. The mean squared
-    interpolation error at the rows, as far as it exceeds the noise, is added to every variance.
+    interpolation error at the rows, as far as it exceeds the noise, is added to every variance; it
+    is that of a function, which nearby rows of a cell share.
 
     For rows outside the grid the kernel is that of an infinite grid. With g the covariance of f(x)
     and z, where f = F z on the grid, the mean is g' E[z] and the variance k(x, x) - |g|^2 +
