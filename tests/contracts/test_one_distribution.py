@@ -206,10 +206,22 @@ def fitted(name, setting="plain"):
 
 
 # One estimator of each kind of posterior; the others are slow, and most settings are for the night.
-QUICK = {"features", "student", "experts", "deep", "grid", "nearest", "love-features", "stack"}
+QUICK = {"features", "student", "experts", "deep", "grid", "love-features", "stack"}
 QUICK |= {"neighbours", "classes", "sampled"}
 SLOW = {"features", "exact-normalised", "neighbours", "nearest", "grid", "inducing", "experts"}
 SLOW |= {"deep", "process", "sampled", "classes", "love-grid"}
+
+
+# Their ways are those of others.
+SELDOM = [
+    "mixed",
+    "empirical",
+    "stand-in",
+    "stack-of-noise",
+    "noise-of-a-pipeline",
+    "love-pathwise",
+]
+SELDOM += ["love-exact-normalised", "love-inducing-network", "exact-normalised-weights"]
 
 
 def marked(name, setting="plain"):
@@ -222,7 +234,7 @@ def marked(name, setting="plain"):
     return pytest.param(name, setting, id=case, marks=marks)
 
 
-@pytest.mark.seldom("mixed", "empirical")
+@pytest.mark.seldom(*SELDOM)
 @pytest.mark.parametrize(
     ("name", "setting"),
     [marked(name, setting) for name in PLAIN for setting in settings(name)]
@@ -268,6 +280,7 @@ def marked_file(name, setting):
     return pytest.param(name, setting, id=case, marks=[] if quick else mark)
 
 
+@pytest.mark.seldom(*SELDOM)
 @pytest.mark.parametrize(
     ("name", "setting"),
     [marked_file(n, s) for n in PLAIN for s in ("plain", "several") if s in settings(n)],
@@ -318,7 +331,7 @@ def joined(model, way, y, given):
 ESTIMATED = {"pathwise", "truncated-samples"}
 # Further rows train a network in these.
 TRAINED = {"deep", "deep-linear", "minimax"}
-QUICK_JOINED = {("features", "conditioned"), ("deep", "conditioned"), ("grid", "partial_fit")}
+QUICK_JOINED = {("features", "conditioned"), ("deep", "conditioned")}
 QUICK_JOINED |= {("points", "conditioned"), ("sampled", "partial_fit")}
 
 
