@@ -308,8 +308,9 @@ def _unpacked(found: dict[str, Any]) -> Iterator[tuple[np.ndarray, Evaluated | N
         raise ModelFileError("a record of evaluations has gradients that do not fit")
     if numbers.shape != (len(thetas), len(_NUMBERS)) or len(found["solves"]) != len(thetas):
         raise ModelFileError("a record of evaluations is incomplete")
-    # Only a matrix without a factor has no value.
+    # Gradients that are estimated have no values, and neither has a matrix without a factor.
     values = numbers[numbers[:, -1] == 0, 0]
+    values = values[:0] if np.isnan(values).all() else values
     if not all(np.isfinite(found).all() for found in (thetas, grads, values)):
         raise ModelFileError("a record of evaluations is not finite")
     # A first evaluation without a factor ends its fit, so that no record begins with one.
