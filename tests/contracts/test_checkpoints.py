@@ -135,7 +135,7 @@ def test_a_file_of_other_software_is_refused_and_kept(tmp_path, monkeypatch):
     file = faulty(tmp_path)
     before = file.read_bytes()
     monkeypatch.setattr(
-        "skscalablegp.core._checkpoint.versions", lambda: {"version of torch": ["1.0", "1.0"]}
+        "skscalablegp.core._checkpoint.versions", lambda: {"version of torch": "1.0"}
     )
     with pytest.raises(ModelFileError, match=r"version of torch is 1.0 here and 2.* in the file"):
         IterativeGPRegressor(checkpoint=tmp_path).fit(X, Y)
