@@ -13,7 +13,7 @@ from ._base import (
 )
 from ._densities import normal_log_density
 from ._draws import MeanDraws, Moved, WeightDraws, normal, prior_draws
-from ._elimination import half_solved
+from ._elimination import half_solved, regressed
 from ._exact import ExactPosterior
 from ._kernel import JOINT_ROWS, KernelPosterior
 from ._linear import FeatureWeights, LinearPosterior

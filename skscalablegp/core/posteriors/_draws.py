@@ -13,6 +13,8 @@ from ...kernels import NoSpectralDensity, NotExportable, TorchKernel
 
 # Pairs of random sines and cosines for each product of a prior draw.
 PAIRS = 2000
+# Rows whose covariances with training rows are in memory at a time.
+_ROWS = 512
 
 
 class WeightDraws(nn.Module):
@@ -79,7 +81,7 @@ class Moved(nn.Module):
         self.prior, self.correction = prior, correction
 
     def forward(self, X: Float[Tensor, "m d"]) -> Float[Tensor, "m t s"]:
-        return self.prior(X) + self.correction(X)
+        return torch.cat([self.prior(rows) + self.correction(rows) for rows in X.split(_ROWS)])
 
 
 def normal(*shape: int, generator: torch.Generator) -> Float[Tensor, "*shape"]:

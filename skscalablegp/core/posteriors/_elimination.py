@@ -1,4 +1,4 @@
-"""Batches of small symmetric systems by operations that can be traced and exported."""
+"""Regressions on small sets of rows by operations that can be traced and exported."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn.functional import pad
 
+from ._modules import KernelModule
+
 scan: Callable[..., Any] | None = None
 if torch.__version__ >= "2.13":
     # Earlier versions do not write it into ONNX files.
@@ -19,6 +21,38 @@ if torch.__version__ >= "2.13":
 _SMALLEST_PIVOT = 1e-12
 # Equations of a step of the loop in ONNX files. Their conversion takes longer with larger blocks.
 _BLOCK = 8
+
+
+def regressed(
+    kernel: KernelModule,
+    X: Float[Tensor, "b d"],
+    Z: Float[Tensor, "b m d"],
+    noise: Float[Tensor, "b m"],
+    k: Float[Tensor, "b m 1"],
+    Y: Float[Tensor, "b m t"],
+) -> tuple[Float[Tensor, "b t"], Float[Tensor, " b"], Float[Tensor, "b m s"]]:
+    """Means and variances of f at rows X, each given noisy observations Y of f at rows of its own.
+
+    Parameters
+    ----------
+    kernel : KernelModule
+    X : Tensor of shape (b, d)
+    Z, noise, Y : Tensor of shape (b, m, d), (b, m) and (b, m, t)
+        The rows that each row is given, their noise variances and their targets.
+    k : Tensor of shape (b, m, 1)
+        Their covariances with the row.
+
+    Returns
+    -------
+    mean, variance : Tensor of shape (b, t) and (b,)
+    half : Tensor of shape (b, m, 1 + t)
+        L^-1 k and L^-1 Y for the factor L of the observations' covariance.
+    """
+    prior = kernel.diag(X)
+    H = kernel.cross(Z, Z) + torch.diag_embed(noise)
+    half = half_solved(H, torch.cat([k, Y], 2), prior)
+    mean = (half[:, :, :1] * half[:, :, 1:]).sum(1)
+    return mean, (prior - half[:, :, 0].square().sum(1)).clamp_min(0), half
 
 
 def half_solved(

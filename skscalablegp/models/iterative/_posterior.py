@@ -20,6 +20,7 @@ from ...core.posteriors import (
     KernelPosterior,
     LinearModule,
     MeanAndVariance,
+    MeanDraws,
     Moments,
     Moved,
     PosteriorModule,
@@ -34,7 +35,7 @@ from ...kernels import NotExportable
 from ...linalg.operators import KernelOperator, prior_values
 from ...linalg.preconditioners import Preconditioner, build_preconditioner
 from ...linalg.solvers import Solution, preconditioner_for, solve
-from ._nearest import NearestDraws, NearestModule, coefficients, with_factors
+from ._nearest import NearestModule, coefficients, with_factors
 
 # Rows whose covariances with all rows are held in memory at a time when rows are left out.
 _ROWS = 512
@@ -171,7 +172,7 @@ class IterativePosterior(KernelPosterior):
         left = -g - noise * normal(*g.shape, generator=generator)
         if self._residual is not None:
             left += self._residual.double().cpu()[:, :, None]
-        return NearestDraws(draws, self._nearest(left.flatten(1)))
+        return Moved(draws, MeanDraws(self._nearest(left.flatten(1)), (t, n_samples)))
 
     def _nearest(self, residual: Float[Tensor, "n s"] | None) -> NearestModule:
         return NearestModule(self._linear(None), self.operator, self._n_nearest, residual)

@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
-from ...core.posteriors import JointMoments, KernelModule, Moments, PosteriorModule, half_solved
+from ...core.posteriors import JointMoments, KernelModule, Moments, PosteriorModule, regressed
 from ...linalg.gradients import GPProblem
 from ._local import NEAREST, coarse_to_fine, gather
 from ._metric import Metric
@@ -125,13 +125,9 @@ class NeighborModule(PosteriorModule):
         Without the correction and the factors of local errors.
         """
         near = self._near(self.metric(X))
-        Z, Y, noise = self.rows[near], self.targets[near], self.known[near]
-        H = self.kernel.cross(Z, Z) + torch.diag_embed(noise)
-        k, prior = self.kernel.cross(Z, X[:, None]), self.kernel.diag(X)
-        half = half_solved(H, torch.cat([k, Y], 2), prior)
-        mean = (half[:, :, :1] * half[:, :, 1:]).sum(1)
-        variance = (prior - half[:, :, 0].square().sum(1)).clamp_min(0)
-        return mean, variance, half
+        Z = self.rows[near]
+        k = self.kernel.cross(Z, X[:, None])
+        return regressed(self.kernel, X, Z, self.known[near], k, self.targets[near])
 
     def _near(self, points: Float[Tensor, "b q"]) -> Int64[Tensor, "b m"]:
         # Squared distances but for the norms of the new rows, which do not change the order.
