@@ -142,8 +142,11 @@ class FourierModule(nn.Module):
                 scale = block.scale(variance)
             self.register_buffer(f"scale{number}", scale.detach())
             self.register_buffer(f"omega{number}", omega)
-            leaves = [leaf.plain() for leaf in block.term.leaves]
-            self._exact.append(leaves)
+            # Of the others the frequencies are all that is needed.
+            exact = [
+                f for f in block.term.leaves if omega is None or f.n_exact_features(omega.shape[1])
+            ]
+            self._exact.append([leaf.plain() for leaf in exact])
 
     def forward(self, X: Float[Tensor, "n d"]) -> Float[Tensor, "n q"]:
         parts = [self._block(X, number, leaves) for number, leaves in enumerate(self._exact)]

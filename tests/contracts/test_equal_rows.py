@@ -137,7 +137,7 @@ def features(model):
     posterior = model._posterior()
 
     def phi(X):
-        return posterior._phi(model._inputs(X)).numpy()
+        return posterior.psi(model._inputs(X)).numpy()
 
     def diag(X):
         # A process at points has the prior's remainder beside its functions.

@@ -65,7 +65,7 @@ def covariances(model, name):
     """k(A, B) without noise and the white noise, in the units of normalised targets."""
     if name in ("features-method", "deep-network"):
         process = fitted_process(model)
-        phi = lambda A: process.posterior._phi(process.inputs(A)).numpy()  # noqa: E731
+        phi = lambda A: process.posterior.psi(process.inputs(A)).numpy()  # noqa: E731
         noise = float(process.posterior.noise(process.inputs(X[:1])))
         return lambda A, B: phi(A) @ phi(B).T, noise
     if name.startswith("deep"):

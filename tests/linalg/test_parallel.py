@@ -191,7 +191,7 @@ def test_results_left_untaken_do_no_harm(two):
 
 def test_an_interrupt_ends_the_work(two):
     """A task after the fourth waits until the caller has seen the signal, however late that is."""
-    begun, served = [], threading.Event()
+    begun, ended, served = [], [], threading.Event()
 
     def task(i):
         begun.append(i)
@@ -200,6 +200,7 @@ def test_an_interrupt_ends_the_work(two):
         if i >= 3:
             served.wait(60)
             time.sleep(0.1)
+        ended.append(i)
 
     def interrupted(*args):
         served.set()
@@ -213,7 +214,7 @@ def test_an_interrupt_ends_the_work(two):
     finally:
         signal.signal(signal.SIGINT, before)
     seen = len(begun)
-    assert seen < 12
+    assert seen < 12 and sorted(ended) == sorted(begun)
     time.sleep(0.25)
     assert len(begun) == seen  # nothing runs on
 

@@ -273,7 +273,7 @@ class DeepKernelRegressorBase(MinibatchGPRegressorBase):
             other._keep_exactly(joined)
             return other
         noise = posterior.noise(rows) + torch.as_tensor(known, device=rows.device)
-        phi, Y = posterior._phi(rows), torch.as_tensor(targets, device=rows.device)
+        phi, Y = posterior.psi(rows), torch.as_tensor(targets, device=rows.device)
         before = FeatureWeights.of(self, rows.device)
         weights = before.given(phi, Y, noise)
         predicted = (phi @ before.mean).T, phi @ inverse_root(before.factor), noise
