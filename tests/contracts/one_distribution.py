@@ -397,7 +397,7 @@ def trapezoid(p: np.ndarray, z: np.ndarray) -> tuple[np.ndarray, float]:
 def tails_of(model: Any) -> bool:
     """Whether a meta-estimator has fitted tails to the errors."""
     process = fitted_process(model)
-    scaled = None if process is None else getattr(process.posterior, "_scaled", None)
+    scaled = None if process is None else getattr(process.posterior, "scaled", None)
     tails = getattr(scaled, "tails", None)
     return tails is not None and tails.name != "normal"
 
