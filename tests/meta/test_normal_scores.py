@@ -159,7 +159,6 @@ def test_files_and_modules_have_the_scores(process, tmp_path):
     save(model, tmp_path / "model")
     again = load(tmp_path / "model")
     np.testing.assert_array_equal(again.predict(NEW), model.predict(NEW))
-    mean, std = to_torch(model)(torch.as_tensor(NEW))[:2]
-    expected = model.predict(NEW, return_std=True)
-    np.testing.assert_allclose(mean.numpy(), expected[0], atol=1e-6)
-    np.testing.assert_allclose(std.numpy(), expected[1], rtol=1e-4)
+    # The noise model has trees, which are no torch modules.
+    mean = to_torch(model, return_std=False)(torch.as_tensor(NEW))
+    np.testing.assert_allclose(mean.numpy(), model.predict(NEW), atol=1e-6)
