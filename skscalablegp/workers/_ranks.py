@@ -30,27 +30,29 @@ _FITS = ("fit", "partial_fit")
 
 T = TypeVar("T")
 
-_LEADING: ContextVar[Ranks | None] = ContextVar("ranks that wait for tasks", default=None)
-_SERVED: ContextVar[Ranks] = ContextVar("ranks whose rank 0 gives tasks to this one")
+# The ranks of the shared call under way: at rank 0 those that wait for tasks, at another one those
+# whose tasks it serves.
+_PRESENT: ContextVar[Ranks | None] = ContextVar("ranks of a shared call", default=None)
 
 
 def leading() -> Ranks | None:
     """The ranks that wait for tasks of this process; None outside a shared call and on others."""
-    return _LEADING.get()
+    ranks = _PRESENT.get()
+    return None if ranks is None or ranks.rank else ranks
 
 
-def _served() -> Ranks:
-    return _SERVED.get()
+def _served() -> Ranks | None:
+    return _PRESENT.get()
 
 
 @contextmanager
 def led(ranks: Ranks | None) -> Iterator[None]:
-    """The ranks wait for tasks inside the context; if None, no tasks are given to others."""
-    token = _LEADING.set(ranks)
+    """A shared call of the ranks inside the context; if None, no tasks are given to others."""
+    token = _PRESENT.set(ranks)
     try:
         yield
     finally:
-        _LEADING.reset(token)
+        _PRESENT.reset(token)
 
 
 class Held:
@@ -134,10 +136,8 @@ class Ranks(Group):
         """
         with called(None):
             if self.rank:
-                served = _SERVED.set(self)
-                with interrupts_wait(dropped=1):
+                with led(self), interrupts_wait(dropped=1):
                     error, result = self._serve()
-                _SERVED.reset(served)
                 if error is not None:
                     raise error
                 return result

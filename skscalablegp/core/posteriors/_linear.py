@@ -137,7 +137,8 @@ class LinearPosterior(Posterior):
         """The remainder is no part of what the row has told the weights."""
         if self._learned or not self.likelihood.conjugate:
             return None
-        (mean, variance, white), learned = self.moments(X), self.learned_variance(X)
+        mean, variance, white = self.moments(X)
+        learned = variance if self._process is None else self.learned_variance(X)
         noise = known + white
         mean, left_out = without_own(Y, mean, learned / self.scale, noise)
         return mean, noise + self.scale * (left_out - noise) + variance - learned
